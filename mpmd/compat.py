@@ -71,19 +71,21 @@ def with_constants_as_inputs(closed: ClosedJaxpr) -> Jaxpr:
     return jaxpr.replace(constvars=[], invars=invars, debug_info=NAMELESS)
 
 
-def with_scan_constants(params: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Returns the parameters of a scan with ``count`` more constants, before its own constants.
+def with_scan_counts(
+    params: Mapping[str, Any], num_consts: int, num_carry: int, num_xs: int, num_ys: int
+) -> dict[str, Any]:
+    """The parameters of a scan with other numbers of operands and results of each kind.
 
-    JAX 0.11 replaced the numbers of operands of each kind by a tree that has a leaf for each operand.
+    JAX 0.11 replaced these numbers by trees that have a leaf for each operand, and for each result.
     """
-    if not count:
-        return dict(params)
     if "num_consts" in params:
-        return {**params, "num_consts": params["num_consts"] + count}
+        return {**params, "num_consts": num_consts, "num_carry": num_carry}
     from jax._src import flattree  # type: ignore[attr-defined]
 
-    consts, carry, xs = params["ft_in"].unpack()
-    return {**params, "ft_in": flattree.pack(((flattree.nones(count), consts), carry, xs))}
+    def leaves(*numbers: int) -> Any:
+        return flattree.pack(tuple(map(flattree.nones, numbers)))
+
+    return {**params, "ft_in": leaves(num_consts, num_carry, num_xs), "ft_out": leaves(num_carry, num_ys)}
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
@@ -117,13 +119,11 @@ def replace_calls(
     return bind_to_equation
 
 
-def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The function that a ``call_hi_primitive`` calls; ``None`` for other equations.
+def expanded(eqn: JaxprEqn) -> ClosedJaxpr:
+    """The function that a ``call_hi_primitive`` calls.
 
     In JAX 0.12 ``jnp.searchsorted`` is such an equation: its parameter is the function and no jaxpr.
     """
-    if eqn.primitive.name != "call_hi_primitive":
-        return None
     primitive = eqn.params["_prim"]
 
     def of_leaves(*leaves: Any) -> list[Any]:

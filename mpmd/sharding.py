@@ -19,6 +19,7 @@ from jax.sharding import (
 )
 
 from mpmd.ir.plan import Spec
+from mpmd.ir.specs import axes_of
 
 AnyMesh = TypeVar("AnyMesh", bound=Mesh | AbstractMesh)
 
@@ -84,6 +85,11 @@ def within(submesh: AbstractMesh) -> Iterator[None]:
 def is_explicit(mesh: Mesh | AbstractMesh) -> bool:
     """Whether the mesh has explicit axes, along which the types of values say how they are sharded."""
     return AxisType.Explicit in mesh.axis_types
+
+
+def axes_named(sharding: NamedSharding) -> set[str]:
+    """The mesh axes in a sharding's spec."""
+    return axes_of(tuple(entry for entry in sharding.spec if isinstance(entry, str | tuple)))
 
 
 def explicit_sharding(aval: Any) -> NamedSharding | None:

@@ -24,9 +24,8 @@ from mpmd.compiler.jaxprs.equations import Atom, closed, is_remat, make_jaxpr, o
 from mpmd.compiler.jaxprs.rules import ELEMENTWISE
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.source import line_of
-from mpmd.compiler.lower.executables import python_calls
+from mpmd.compiler.lower.executables import python_calls, task_function
 from mpmd.compiler.lower.fingerprint import fingerprint
-from mpmd.compiler.lower.task_function import task_function
 from mpmd.keys import encode, is_key, raw
 from mpmd.replay.record import Evaluation, Origin, Range, Source
 from mpmd.replay.values import count_nonfinite, is_inexact

@@ -21,8 +21,7 @@ from jax.sharding import AbstractMesh
 from mpmd.capture.walk import walk
 from mpmd.compat import key_impl_name, trace_context_for_threads
 from mpmd.compiler.jaxprs.equations import Atom, avals_of
-from mpmd.compiler.lower.executables import python_calls
-from mpmd.compiler.lower.task_function import on_group, task_function
+from mpmd.compiler.lower.executables import on_group, python_calls, task_function
 from mpmd.ir.plan import Executable, Name, Spec
 from mpmd.keys import is_key, raw
 from mpmd.program import Program, exported

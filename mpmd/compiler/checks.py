@@ -13,7 +13,15 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import PlacedEqn, PlacedGraph, ShardedGraph, StageWork, TaskGraph
 from mpmd.compiler.jaxprs.canonical import canonical_faults
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, is_dropped, operands, shape_of
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    aval_of,
+    free_variables,
+    is_dropped,
+    makers_of,
+    operands,
+    shape_of,
+)
 from mpmd.compiler.steps import CutStep, Loop, TracedStep
 from mpmd.ir.stack import Leaf
 from mpmd.language.annotate import mark_of
@@ -201,7 +209,7 @@ def _indices(graph: TaskGraph) -> set[Var]:
 
 
 def _wrong_work(graph: TaskGraph) -> Iterator[str]:
-    known = {*_outer(graph.step), *(var for eqn in graph.outer for var in eqn.outvars)}
+    known = {*_outer(graph.step), *makers_of(graph.outer)}
     known |= {*_indices(graph), *(accumulator.result for accumulator in graph.accumulators)}
     states = {(a.state, a.work) for a in graph.accumulators}
     readers: collections.Counter[Var] = collections.Counter()
@@ -260,7 +268,7 @@ def _changing_accumulators(sharded: ShardedGraph) -> Iterator[str]:
 
 def _unplaced(placed: PlacedGraph) -> Iterator[str]:
     graph, groups = placed.graph, set(range(placed.mpmd_dim))
-    computed = {var for member in placed.eqns for var in member.eqn.outvars}
+    computed = makers_of(member.eqn for member in placed.eqns).keys()
     outer_results = {var for eqn in graph.outer for var in eqn.outvars if not is_dropped(var)}
     yield from (f"nothing makes {var}" for var in outer_results - computed)
     if not set(placed.stage_groups) <= groups:

@@ -51,27 +51,6 @@ class CompiledStep:
     seconds: Mapping[str, float]
 
 
-class _Passes:
-    """Runs passes under a watch, and checks the level that each pass returns."""
-
-    def __init__(self, watch: Stopwatch):
-        self._watch = watch
-
-    def __call__(
-        self, compute: Callable[Inputs, Level], check: Callable[[Level], None] | None = None
-    ) -> Callable[Inputs, Level]:
-        """The pass ``compute``, with its time in the watch, under its name."""
-
-        def passed(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Level:
-            with self._watch(compute.__name__):
-                level = compute(*args, **kwargs)
-                if check is not None:
-                    check(level)
-                return level
-
-        return passed
-
-
 @without_garbage_collection()
 def compile_step(request: CompileRequest) -> CompiledStep:
     """Compiles a step for groups of devices.
@@ -79,7 +58,21 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     Raises: ``CompileError``.
     """
     watch = Stopwatch()
-    run = _Passes(watch)
+
+    def run(
+        compute: Callable[Inputs, Level], check: Callable[[Level], None] | None = None
+    ) -> Callable[Inputs, Level]:
+        """The pass ``compute``, with its time in the watch, and with a check of the level that it returns."""
+
+        def passed(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Level:
+            with watch(compute.__name__):
+                level = compute(*args, **kwargs)
+                if check is not None:
+                    check(level)
+                return level
+
+        return passed
+
     fun = with_layers_marked(request.fun, auto_marks)
     timed = dataclasses.replace(request, fun=watch.timed("jax", fun))
     submeshes = tuple(map(with_auto_axes, request.submeshes))

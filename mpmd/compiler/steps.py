@@ -18,6 +18,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, lookup, substitute
+from mpmd.compiler.jaxprs.marks import closed_over
 from mpmd.compiler.jaxprs.printing import Names, indented
 from mpmd.compiler.jaxprs.source import where
 from mpmd.ir.plan import Spec
@@ -108,9 +109,8 @@ class Loop:
     def of(cls, eqn: JaxprEqn) -> Loop:
         """The loop of a ``treduce`` equation, whose body reads outer variables directly."""
         body: Jaxpr = eqn.params["body"]
-        num_closed_over = len(eqn.invars) - len(eqn.outvars)
-        outer = dict(zip(body.invars[:num_closed_over], eqn.invars, strict=False))
-        index, *state_vars = body.invars[num_closed_over:]
+        outer = closed_over(eqn)
+        index, *state_vars = body.invars[len(outer) :]
         states = iter(state_vars)
         results = tuple(
             LoopResult(
@@ -124,7 +124,7 @@ class Loop:
             for value, is_sum, initial, result, ordered, is_carry in zip(
                 body.outvars,
                 eqn.params["summed"],
-                eqn.invars[num_closed_over:],
+                eqn.invars[len(outer) :],
                 eqn.outvars,
                 eqn.params["ordered"],
                 eqn.params["carried"],

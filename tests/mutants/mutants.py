@@ -28,8 +28,8 @@ MUTANTS = (
     Mutant(
         "trace-donated-batch",
         "mpmd/compiler/trace/fed_back.py",
-        "batches = find_batches(step, live) - set(itertools.compress(arguments, donated))",
-        "batches = find_batches(step, live)",
+        "batches = _find_batches(step, live) - set(itertools.compress(arguments, donated))",
+        "batches = _find_batches(step, live)",
         "takes donated state of each row for a batch, which no step returns",
     ),
     Mutant(
@@ -154,8 +154,8 @@ MUTANTS = (
     Mutant(
         "lower-fused-sums",
         "mpmd/compiler/lower/fuse.py",
-        "return current.get(atom) or variable(atom, microbatch)",
-        "return variable(atom, microbatch)",
+        "renamed = {**names, **current}",
+        "renamed = names",
         "loses the sum of the first of two tasks of a cell that add to one accumulator",
     ),
     Mutant(

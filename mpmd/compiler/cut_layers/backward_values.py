@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import aval_of, dependents, operands
+from mpmd.compiler.jaxprs.equations import aval_of, dependents, makers_of, operands
 from mpmd.compiler.jaxprs.printing import type_text
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.steps import Loop
@@ -38,7 +38,7 @@ def backward_value(loop: Loop, ends: Sequence[JaxprEqn], passed: Mapping[Var, in
     stage = late % in_slice
     later = {var for var, marks in passed.items() if marks > stage}
     of_microbatch = dependents(loop.eqns, [loop.index])
-    makers = {var: eqn for eqn in loop.eqns for var in eqn.outvars}
+    makers = makers_of(loop.eqns)
 
     def later_operand(eqn: JaxprEqn) -> Var:
         return next(var for var in operands(eqn) if var in later)

@@ -15,10 +15,9 @@ from mpmd.compiler.cut_layers.rewrite import add_all
 from mpmd.compiler.cut_layers.scans_over_data import warn_of_scans_over_data
 from mpmd.compiler.cut_layers.values import Values
 from mpmd.compiler.cut_scans import check_index_loops, layers_p
-from mpmd.compiler.jaxprs.bodies import everywhere
-from mpmd.compiler.jaxprs.equations import Atom, contains, is_remat, with_eqns
-from mpmd.compiler.jaxprs.live import live_jaxpr
-from mpmd.compiler.jaxprs.marks import has_mark, without_identities
+from mpmd.compiler.jaxprs.control_flow import live_eqns
+from mpmd.compiler.jaxprs.equations import Atom, contains, is_dropped, is_remat, with_eqns
+from mpmd.compiler.jaxprs.marks import everywhere, has_mark, without_identities
 from mpmd.compiler.jaxprs.remat import with_remat_open
 from mpmd.errors import PerformanceWarning
 from mpmd.ir.stack import Stack
@@ -79,7 +78,7 @@ def cut_stacks(
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
         return CutJaxpr(jaxpr, constants, *whole, origin={})
     # Nobody is to be warned of equations that nothing needs. Marks stay, to be counted.
-    jaxpr = everywhere(jaxpr, lambda body: live_jaxpr(body, _is_kept))
+    jaxpr = everywhere(jaxpr, _live)
     check_index_loops(jaxpr, constants)
     warn_of_scans_over_data(jaxpr)
     while True:
@@ -89,8 +88,11 @@ def cut_stacks(
         jaxpr = everywhere(jaxpr, functools.partial(with_remat_open, should_open=graph.touches_ranges))
 
 
-def _is_kept(eqn: JaxprEqn) -> bool:
-    return eqn.primitive is treduce_p or mark_of(eqn) is not None or has_mark(eqn)
+def _live(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with loops and marks, and the equations that these or results need."""
+    kept = (eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p or mark_of(eqn) or has_mark(eqn))
+    needed = [*jaxpr.outvars, *(var for eqn in kept for var in eqn.outvars if not is_dropped(var))]
+    return with_eqns(jaxpr, live_eqns(jaxpr.eqns, needed))
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

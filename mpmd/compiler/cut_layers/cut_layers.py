@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 
-import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from mpmd.compiler.cut_layers.cut import CutJaxpr, cut_stacks
-from mpmd.compiler.cut_layers.dead_code import without_dead_code
 from mpmd.compiler.cut_layers.host_callbacks import with_host_callbacks
 from mpmd.compiler.cut_layers.number_marks import number_live_marks, number_marks
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, variables
+from mpmd.compiler.jaxprs.control_flow import live_eqns
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, variables
 from mpmd.compiler.jaxprs.source import where
-from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.jaxprs.traced import copy_of
 from mpmd.compiler.steps import Argument, Constant, CutStep, Loop, Result, TracedStep
 from mpmd.errors import CompileError
 from mpmd.ir.stack import Leaf, Stack, per_layer_range
@@ -50,7 +50,7 @@ def cut_layers(
     # 4. Marks get the numbers of the stages that they end.
     numbered = number_marks(loops)
     # 5. What no result needs goes.
-    live, live_loops = without_dead_code([*outside[:-1], [*outside[-1], *copies]], numbered, results)
+    live, live_loops = _without_dead_code([*outside[:-1], [*outside[-1], *copies]], numbered, results)
     # 6. The marks that are left are numbered through all loops.
     staged = number_live_marks(live_loops, numbered)
     return _cut_step(traced, cut, live, staged, results)
@@ -85,8 +85,8 @@ def _result_vars(jaxpr: Jaxpr, constants: Collection[Var]) -> tuple[list[JaxprEq
     results: list[Var] = []
     for atom in jaxpr.outvars:
         if isinstance(atom, Literal) or atom in constants:
-            copies, (atom,) = traced_eqns(lambda x: [jnp.copy(x)], [atom])
-            eqns += copies
+            eqns.append(copy_of(atom))
+            (atom,) = eqns[-1].outvars
         results.append(atom)
     return eqns, results
 
@@ -143,3 +143,43 @@ def _fed_back_ranges(
     for i, j in fed_back_leaves:
         if arguments[i].stack == results[j].stack:
             yield from ((first_argument[i] + p, first_result[j] + p) for p in range(len(arguments[i].names)))
+
+
+def _without_dead_code(
+    outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop], results: Sequence[Var]
+) -> tuple[tuple[tuple[JaxprEqn, ...], ...], tuple[Loop, ...]]:
+    """The loops, and the equations before, between and after them, that the results need.
+
+    Raises: ``CompileError`` when the results need none of the loops.
+    """
+    needed: set[Var] = set(results)
+    live = [live_eqns(outside[-1], needed)]
+    kept: list[Loop] = []
+    for loop, eqns in zip(reversed(loops), reversed(outside[:-1]), strict=True):
+        needed.update(free_variables(live[0]))
+        if (alive := _live_loop(loop, needed)) is None:
+            live[0] = (*live_eqns(eqns, needed), *live[0])
+            continue
+        kept.insert(0, alive)
+        needed.update(free_variables(alive.eqns))
+        needed.update(variables(atom for r in alive.results for atom in (r.value, r.initial)))
+        live.insert(0, live_eqns(eqns, needed))
+    if loops and not kept:
+        at = ", ".join(loop.where for loop in loops)
+        raise CompileError(f"no result of the step depends on its treduce, at {at}")
+    return tuple(live), tuple(kept)
+
+
+def _live_loop(loop: Loop, needed: Set[Var]) -> Loop | None:
+    """The part of a loop that is needed; ``None`` if nothing is."""
+    kept = tuple(result for result in loop.results if result.result in needed)
+    while True:  # until all states that callbacks read are kept
+        body = live_eqns(loop.eqns, [result.value for result in kept])
+        read_in_loop = {*free_variables(body), *variables(result.value for result in kept)}
+        more = tuple(r for r in loop.results if r in kept or r.state in read_in_loop)
+        if more == kept:
+            break
+        kept = more
+    if not kept and not any(eqn.effects for eqn in body):
+        return None
+    return dataclasses.replace(loop, eqns=body, results=kept)

@@ -11,6 +11,7 @@ from mpmd.compiler.cut_layers.concat_and_slice import concats_and_slices
 from mpmd.compiler.cut_layers.layer_dimensions import LayerDimensions
 from mpmd.compiler.cut_scans.layer_ranges import layers_p
 from mpmd.compiler.jaxprs.equations import shape_of, variables
+from mpmd.compiler.jaxprs.marks import closed_over
 from mpmd.compiler.jaxprs.rules import exact_dimensions
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.stack import Stack
@@ -61,11 +62,11 @@ class DimensionGraph:
 
     def _loop(self, eqn: JaxprEqn) -> None:
         body: Jaxpr = eqn.params["body"]
-        closed_over = len(eqn.invars) - len(eqn.outvars)
-        state_vars = iter(body.invars[closed_over + 1 :])
+        outer = closed_over(eqn)
+        state_vars = iter(body.invars[len(outer) + 1 :])
         states = [None if is_sum else next(state_vars) for is_sum in eqn.params["summed"]]
-        self.dimensions.join_all(zip(body.invars[:closed_over], eqn.invars, strict=False))
-        for values in (eqn.invars[closed_over:], body.outvars, states):
+        self.dimensions.join_all(outer.items())
+        for values in (eqn.invars[len(outer) :], body.outvars, states):
             self.dimensions.join_all(zip(values, eqn.outvars, strict=True))
         self._walk(body.eqns)
 

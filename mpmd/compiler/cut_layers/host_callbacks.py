@@ -20,16 +20,15 @@ from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.jaxprs.equations import (
     Atom,
+    all_eqns,
     aval_of,
     avals_of,
     closed,
     make_jaxpr,
     operands,
-    subjaxprs,
     variables,
     with_eqns,
 )
-from mpmd.compiler.jaxprs.scan_parts import part_of_scan
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.jaxprs.traced import traced_eqns
@@ -48,9 +47,7 @@ def with_host_callbacks(jaxpr: Jaxpr) -> Jaxpr:
 def has_callback(eqn: JaxprEqn) -> bool:
     """Whether a callback that may give nothing back is inside what the equation calls."""
     return bool(eqn.effects) and any(
-        inner.primitive.name in GIVING_NOTHING_BACK or has_callback(inner)
-        for jaxpr in subjaxprs(eqn)
-        for inner in jaxpr.eqns
+        one.primitive.name in GIVING_NOTHING_BACK for one in all_eqns([eqn]) if one is not eqn
     )
 
 
@@ -116,13 +113,11 @@ def _lift_from_scan(eqn: JaxprEqn, at: Position) -> list[JaxprEqn]:
     eqns, callbacks = _opened(whole.jaxpr, (*at, None))
     if not callbacks:
         return [eqn]
-    smaller = closed(with_eqns(whole.jaxpr, eqns))
-    scan = Scan.of(eqn.replace(params={**eqn.params, "jaxpr": smaller}))
     results = set(range(len(whole.jaxpr.outvars)))
-    scans, stacks = part_of_scan(scan, eqns, results, extra_outputs=_read_by(callbacks))
-    around = Iterations(scan.length, eqn.params["reverse"])
+    scan, stacks = Scan.of(eqn).part(eqns, results, extra_outputs=_read_by(callbacks))
+    around = Iterations(eqn.params["length"], eqn.params["reverse"])
     callbacks = [_changed(each, scans=(around, *each.params["callback"].scans)) for each in callbacks]
-    return [*scans, *_reading(callbacks, stacks)]
+    return [scan, *_reading(callbacks, stacks)]
 
 
 def _lift_from_remat(eqn: JaxprEqn, at: Position) -> list[JaxprEqn]:

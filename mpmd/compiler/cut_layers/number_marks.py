@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -171,33 +172,31 @@ def _marks_passed(loop: Loop) -> dict[Var, int]:
 
 def _numbered(loop: Loop, stages: Sequence[int]) -> Loop:
     """The loop with a different boundary for each of the user's marks, which end these stages."""
-    boundaries = [mark.boundary for _, mark in _ends(loop)]
-    new = [
-        Boundary(boundary.name, stage, ends=boundary.ends)
-        for boundary, stage in zip(boundaries, stages, strict=True)
-    ]
+    ends: dict[Boundary, list[Boundary]] = collections.defaultdict(list)
+    for (_, mark), stage in zip(_ends(loop), stages, strict=True):
+        ends[mark.boundary].append(Boundary(mark.boundary.name, stage, ends=mark.boundary.ends))
+    marks = _marks(loop)
     end_of = {
         id(eqn): end
-        for boundary in dict.fromkeys(mark.boundary for _, mark in _marks(loop))
-        for eqn, end in _ends_at(loop, boundary, [i for i, b in enumerate(boundaries) if b is boundary])
+        for boundary in ends
+        for eqn, end in _ends_at([each for each in marks if each[1].boundary is boundary], ends[boundary])
     }
     eqns = tuple(
-        eqn.replace(params={**eqn.params, "boundary": new[end_of[id(eqn)]]}) if mark_of(eqn) else eqn
+        eqn.replace(params={**eqn.params, "boundary": end_of[id(eqn)]}) if mark_of(eqn) else eqn
         for eqn in loop.eqns
     )
     return dataclasses.replace(loop, eqns=eqns)
 
 
-def _ends_at(loop: Loop, boundary: Boundary, ends: Sequence[int]) -> Iterator[tuple[JaxprEqn, int]]:
-    """The marks of one boundary, each with the number of the user's mark that it is, or accompanies.
+def _ends_at(marks: Ends, ends: Sequence[Boundary]) -> Iterator[tuple[JaxprEqn, Boundary]]:
+    """The marks of one boundary, each with the end of the user's mark that it is, or accompanies.
 
     A function under ``jit`` that is called for several stages brings the same boundary several times.
     Differentiation goes through those calls in the same order forwards, and in reverse backwards.
 
     Args:
-      ends: the numbers of the user's marks of this boundary.
+      ends: of the user's marks of this boundary.
     """
-    marks = [(eqn, mark) for eqn, mark in _marks(loop) if mark.boundary is boundary]
     by_user = [eqn for eqn, mark in marks if not mark.linear]
     tangents = [eqn for eqn, mark in marks if mark.forward and mark.linear]
     cotangents = [eqn for eqn, mark in marks if not mark.forward]

@@ -12,11 +12,12 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.concat_and_slice import ConcatOrSlice, concats_and_slices
-from mpmd.compiler.cut_layers.scans import add_scan
 from mpmd.compiler.cut_layers.values import Values
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.equations import Atom, closed, is_dropped, shape_of, with_eqns
+from mpmd.compiler.jaxprs.marks import closed_over
 from mpmd.compiler.jaxprs.rules import exact_dimensions, part_params
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.stack import Stack
 from mpmd.language.reduce import treduce_p
 
@@ -69,11 +70,9 @@ def _add_cond(values: Values, eqn: JaxprEqn) -> None:
 
 
 def _add_loop(values: Values, eqn: JaxprEqn) -> None:
-    body: Jaxpr = eqn.params["body"]
-    closed_over = body.invars[: len(eqn.invars) - len(eqn.outvars)]
     stacks = list(map(values.planned, eqn.outvars))
-    new = _rewritten_body(values, body, eqn)
-    read = _as_planned(values, eqn.invars, [*map(values.planned, closed_over), *stacks], eqn)
+    new = _rewritten_body(values, eqn.params["body"], eqn)
+    read = _as_planned(values, eqn.invars, [*map(values.planned, closed_over(eqn)), *stacks], eqn)
     flags = {
         name: tuple(
             flag
@@ -243,3 +242,34 @@ def _padded(values: Values, eqn: JaxprEqn, dim: int, var: Var, pieces: Sequence[
         return pieces[0]
     values.emit(eqn, [*pieces, padding], [var], padding_config=tuple(config))
     return var
+
+
+def add_scan(values: Values, eqn: JaxprEqn, sizes: tuple[int, ...]) -> None:
+    """Adds a scan for each layer range, in the order in which the original scan visits the layers.
+
+    Args:
+      sizes: the sizes of the layer ranges of the arrays that the scan reads.
+    """
+    scan, stack = Scan.of(eqn), Stack(0, sizes)
+    fixed = [values.whole(atom, eqn) for atom in eqn.invars[scan.consts]]
+    carry = [values.whole(atom, eqn) for atom in eqn.invars[scan.carry]]
+    xs = [values.ranges(atom, stack, eqn) for atom in eqn.invars[scan.xs]]
+    stacked_vars = [var for var, _ in scan.stacked]
+    ys = [values.range_vars(var, stack) for var in stacked_vars]
+    for p in range(len(sizes))[:: -1 if eqn.params["reverse"] else 1]:
+        results = [values.var_like(var) for var in eqn.outvars[: len(carry)]]
+        values.emit(
+            eqn,
+            [*fixed, *carry, *(ranges[p] for ranges in xs)],
+            [*results, *(ranges[p] for ranges in ys)],
+            length=sizes[p],
+            unroll=min(eqn.params["unroll"], sizes[p]),
+        )
+        carry = [
+            carry[i] if after is before else results[i] for i, (before, after) in enumerate(scan.carried)
+        ]
+    for var, atom in zip(eqn.outvars[: scan.num_carry], carry, strict=True):
+        values.define(var, [atom])
+    for var, ranges in zip(stacked_vars, ys, strict=True):
+        is_planned = values.planned(var) == stack
+        values.define(var, ranges if is_planned else [values.joined(ranges, 0, eqn)])

@@ -9,10 +9,18 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_scans import MarkedScan, layers_p
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, dependents, is_among, operands, shape_of
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    aval_of,
+    dependents,
+    is_among,
+    is_inexact,
+    operands,
+    shape_of,
+)
+from mpmd.compiler.jaxprs.marks import closed_over
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.source import where
-from mpmd.compiler.steps import Loop
 from mpmd.errors import SharedWeightsWarning
 from mpmd.language.reduce import treduce_p
 from mpmd.util.warn import warn_user
@@ -20,15 +28,17 @@ from mpmd.util.warn import warn_user
 
 def warn_of_scans_over_data(jaxpr: Jaxpr) -> None:
     """Warns, by a ``SharedWeightsWarning``, of marks in scans that read other data, but the same weights."""
-    loops = [Loop.of(eqn) for eqn in jaxpr.eqns if eqn.primitive is treduce_p]
+    loops = (eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p)
     for message in dict.fromkeys(message for loop in loops for message in _of_loop(loop)):
         warn_user(message, SharedWeightsWarning)
 
 
-def _of_loop(loop: Loop) -> Iterator[str]:
-    of_microbatch = dependents(loop.eqns, [loop.index, *loop.states])
+def _of_loop(loop: JaxprEqn) -> Iterator[str]:
+    body: Jaxpr = loop.params["body"]
+    index_and_states = body.invars[len(closed_over(loop)) :]
+    of_microbatch = dependents(body.eqns, index_and_states)
     rows: dict[Var, MarkedScan] = {}  # what the ranges of scans with marks scan over
-    for eqn in loop.eqns:
+    for eqn in body.eqns:
         scan = next((rows[var] for var in operands(eqn) if var in rows), None)
         if eqn.primitive is layers_p and eqn.params["scan"]:
             rows[eqn.outvars[0]] = eqn.params["scan"]
@@ -57,8 +67,8 @@ def _is_over_data(eqn: JaxprEqn, of_microbatch: Collection[Var]) -> bool:
     data = [atom for atom in xs if is_among(atom, of_microbatch)]
     has_data = any(len(shape_of(atom)) > 1 and not _is_of_keys(atom) for atom in data)
     others = [atom for atom in xs if not is_among(atom, of_microbatch)]
-    has_layers = any(len(shape_of(atom)) > 1 or _is_inexact(atom) for atom in others)
-    weights = (atom for atom in shared if len(shape_of(atom)) > 1 and _is_inexact(atom))
+    has_layers = any(len(shape_of(atom)) > 1 or is_inexact(atom) for atom in others)
+    weights = (atom for atom in shared if len(shape_of(atom)) > 1 and is_inexact(atom))
     return has_data and not has_layers and any(not is_among(atom, of_microbatch) for atom in weights)
 
 
@@ -68,7 +78,3 @@ def _is_of_keys(atom: Atom) -> bool:
         jax.dtypes.issubdtype(aval_of(atom).dtype, kind)
         for kind in (jax.dtypes.prng_key, jnp.unsignedinteger)
     )
-
-
-def _is_inexact(atom: Atom) -> bool:
-    return jnp.issubdtype(aval_of(atom).dtype, jnp.inexact)

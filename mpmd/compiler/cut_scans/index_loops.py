@@ -12,10 +12,10 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from mpmd.compat import scan_counts
 from mpmd.compiler.cut_scans.layer_ranges import layers_p
 from mpmd.compiler.jaxprs.canonical import canonical
-from mpmd.compiler.jaxprs.equations import aval_of, is_among, operands, shape_of
+from mpmd.compiler.jaxprs.equations import is_among, is_index, operands, shape_of
+from mpmd.compiler.jaxprs.marks import closed_over
 from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.source import where
-from mpmd.compiler.steps import Loop
 from mpmd.errors import CompileError
 from mpmd.language.reduce import treduce_p
 
@@ -48,7 +48,7 @@ def index_faults(params: Mapping[str, Any], mark: str) -> list[str | None]:
     Raises: ``CompileError`` for rows that the body takes by a counter that it carries.
     """
     num_consts, num_carry = scan_counts(params)
-    if not any(map(_is_number, params["jaxpr"].jaxpr.invars[num_consts:])):
+    if not any(map(is_index, params["jaxpr"].jaxpr.invars[num_consts:])):
         return [None] * (len(params["jaxpr"].in_avals) - num_consts - num_carry)
     body, values = canonical(params["jaxpr"])
     eqns = without_remat(body.eqns)
@@ -68,18 +68,14 @@ def index_faults(params: Mapping[str, Any], mark: str) -> list[str | None]:
     counters = [
         before
         for before, after in carried
-        if _is_number(before)
+        if is_index(before)
         and after is not before
         and is_among(after, _indices(eqns, [before], fixed, _ADDING))
     ]
     if by_counter := faults(counters):
         raise CompileError(list(by_counter))
     rows = body.invars[num_consts + num_carry :]
-    return [next(iter(faults([*counters, row])), None) if _is_number(row) else None for row in rows]
-
-
-def _is_number(var: Var) -> bool:
-    return not shape_of(var) and jnp.issubdtype(aval_of(var).dtype, jnp.integer)
+    return [next(iter(faults([*counters, row])), None) if is_index(row) else None for row in rows]
 
 
 def check_index_loops(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> None:
@@ -104,7 +100,9 @@ def _faults(eqns: Iterable[JaxprEqn], counting: set[Var]) -> Iterator[str]:
     """The faults of a step, or of one of its loops; adds to the variables ``counting`` that number layers."""
     for eqn in eqns:
         if eqn.primitive is treduce_p:
-            yield from _faults(Loop.of(eqn).eqns, counting)
+            body: Jaxpr = eqn.params["body"]
+            inside = {var for var, atom in closed_over(eqn).items() if is_among(atom, counting)}
+            yield from _faults(body.eqns, inside)
         elif eqn.primitive is layers_p and (scan := eqn.params["scan"]) and scan.index_fault:
             if is_among(eqn.invars[0], counting):
                 yield scan.index_fault

@@ -13,7 +13,7 @@ from mpmd.compat import replace_calls, scan_counts
 from mpmd.compiler.cut_scans.cut_scan import cut_scan
 from mpmd.compiler.cut_scans.index_loops import index_faults
 from mpmd.compiler.cut_scans.layer_ranges import MarkedScan
-from mpmd.compiler.jaxprs.equations import any_inside, closed, dependents, is_among, subjaxprs
+from mpmd.compiler.jaxprs.equations import any_inside, closed, dependents, is_among, makers_of, subjaxprs
 from mpmd.compiler.jaxprs.marks import first_mark, marks_in, without_marks
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import CompileError
@@ -95,7 +95,7 @@ def _marked_carry(params: Mapping[str, Any], marks: Sequence[tuple[JaxprEqn, Mar
             "leave one of them"
         )
     marked_eqns = (eqn for eqn in body.eqns if mark_of(eqn) or any_inside(eqn, mark_p))
-    reached = dependents(body.eqns, (var for eqn in marked_eqns for var in eqn.outvars))
+    reached = dependents(body.eqns, makers_of(marked_eqns))
     carried = body.outvars[: scan_counts(params)[1]]
     marked = [i for i, atom in enumerate(carried) if is_among(atom, reached)]
     if not marked:

@@ -16,7 +16,7 @@ from mpmd.compat import api_boundary
 from mpmd.compiler.find_layers.crossing import Crossing
 from mpmd.compiler.find_layers.even_stages import even_stages
 from mpmd.compiler.find_layers.find_layers import FoundLayer, LayerEnd, find_layers, opened_for_layers
-from mpmd.compiler.find_layers.remat_options import RematOptions
+from mpmd.compiler.find_layers.open_function import RematOptions
 from mpmd.compiler.find_layers.run_marked import MarkedRun
 from mpmd.compiler.jaxprs.equations import contains
 from mpmd.compiler.jaxprs.source import where

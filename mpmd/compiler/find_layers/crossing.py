@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.canonical import called
 from mpmd.compiler.jaxprs.cost import is_cheap
-from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
+from mpmd.compiler.jaxprs.equations import free_variables, is_inexact, operands
 from mpmd.compiler.jaxprs.work import nbytes
 
 
@@ -30,7 +29,7 @@ def from_inputs(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
         if not _is_cheap(eqn) or any(var not in depends for var in read):
             continue
         leaves = frozenset().union(*(depends[var] for var in read))
-        if len(leaves) > 1 and any(map(_is_inexact, leaves)):
+        if len(leaves) > 1 and any(map(is_inexact, leaves)):
             continue
         depends.update(dict.fromkeys(eqn.outvars, leaves))
         makers.update(dict.fromkeys(eqn.outvars, eqn))
@@ -41,10 +40,6 @@ def _is_cheap(eqn: JaxprEqn) -> bool:
     """As ``is_cheap``, for a function as its user wrote it, in which not all calls are opened."""
     callee = called(eqn)
     return is_cheap(eqn) if callee is None else all(map(_is_cheap, callee.jaxpr.eqns))
-
-
-def _is_inexact(var: Var) -> bool:
-    return jnp.issubdtype(aval_of(var).dtype, jnp.inexact)
 
 
 class Crossing:

@@ -10,19 +10,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from mpmd.compiler.find_layers.crossing import Crossing
-from mpmd.compiler.find_layers.layer_scans import is_layer_scan
 from mpmd.compiler.find_layers.open_function import OpenFunction, open_function
 from mpmd.compiler.find_layers.pieces import best_pieces
 from mpmd.compiler.find_layers.repeats import Repeat, find_runs
-from mpmd.compiler.jaxprs.equations import aval_of, avals_of, is_remat, subjaxprs
+from mpmd.compiler.jaxprs.equations import aval_of, avals_of, is_among, is_remat, operands, subjaxprs
 from mpmd.compiler.jaxprs.printing import type_text
 from mpmd.compiler.jaxprs.scans import Scan
-from mpmd.compiler.jaxprs.work import WorkOf, has_product, nbytes
+from mpmd.compiler.jaxprs.work import PRODUCTS, WorkOf, has_product, nbytes
 
 OPERATIONS_PER_BYTE = 10.0
 """The operations that equal reading or writing a byte of memory, in the work of a layer.
@@ -117,7 +116,7 @@ class _Finder:
         self._work = [work_of.equation(eqn) for eqn in eqns]
         self._before = [0.0, *itertools.accumulate(self._work)]
         computed = {var for eqn in eqns for var in eqn.outvars if var not in crossing.from_inputs}
-        self._scans = [i for i, eqn in enumerate(eqns) if is_layer_scan(eqn, computed)]
+        self._scans = [i for i, eqn in enumerate(eqns) if _is_layer_scan(eqn, computed)]
         self._runs = list(self._find_runs())
 
     @property
@@ -258,3 +257,39 @@ def _tokens(eqns: Sequence[JaxprEqn]) -> list[int]:
         return numbers.setdefault(key, len(numbers))
 
     return [of_equation(eqn) for eqn in eqns]
+
+
+def _is_layer_scan(eqn: JaxprEqn, computed: Container[Var]) -> bool:
+    """Whether an equation is a scan whose iterations are layers.
+
+    They are if carried values are multiplied by weights that are scanned over. A scan over time or over
+    chunks has its weights among its constants, or scans over computed values.
+
+    Args:
+      computed: the values that are neither inputs nor derived from a single input.
+    """
+    if eqn.primitive.name != "scan" or eqn.params["length"] < 2:
+        return False
+    scan = Scan.of(eqn)
+    weights = {x for x, atom in scan.operands(scan.xs).items() if not is_among(atom, computed)}
+    return _multiplies(scan.body, set(scan.body.invars[scan.carry]), weights)
+
+
+def _multiplies(jaxpr: Jaxpr, carried: set[Var], weights: set[Var]) -> bool:
+    """Whether a value that depends on ``carried`` is multiplied by a value of ``weights`` alone."""
+    for eqn in jaxpr.eqns:
+        read = set(operands(eqn))
+        of_carried, of_weights = not read.isdisjoint(carried), not read.isdisjoint(weights)
+        if of_carried and of_weights and eqn.primitive.name in PRODUCTS:
+            return True
+        for inner in subjaxprs(eqn):
+            if len(inner.invars) == len(eqn.invars):
+                pairs = list(zip(inner.invars, eqn.invars, strict=True))
+                within = ({a for a, b in pairs if is_among(b, those)} for those in (carried, weights))
+                if _multiplies(inner, *within):
+                    return True
+        if of_carried:
+            carried.update(eqn.outvars)
+        elif of_weights:
+            weights.update(eqn.outvars)
+    return False

@@ -6,13 +6,38 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
-from mpmd.compiler.find_layers.remat_options import RematOptions
 from mpmd.compiler.jaxprs.canonical import called
 from mpmd.compiler.jaxprs.equations import Atom, is_remat, lookup, with_eqns
 from mpmd.compiler.jaxprs.inline import Inliner
+from mpmd.language.remat import Remat
+
+Function = Callable[..., list[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class RematOptions:
+    """The options of ``jax.checkpoint`` around a function."""
+
+    policy: Any
+    prevent_cse: Any = True
+
+    @classmethod
+    def by_policy(cls, policy: Remat) -> RematOptions | None:
+        """Options whose policy has the same name in ``jax.checkpoint_policies``."""
+        return None if policy is Remat.NONE else cls(getattr(jax.checkpoint_policies, policy.value))
+
+
+def under_remat(function: ClosedJaxpr, options: RematOptions | None) -> Function:
+    """The function under ``jax.checkpoint``, or as it is for ``None``."""
+    run = jaxpr_as_fun(function)
+    if options is None:
+        return run
+    return jax.checkpoint(run, policy=options.policy, prevent_cse=options.prevent_cse)
+
 
 _JITS = frozenset({"jit", "closed_call", "eval_jaxpr"})
 

@@ -8,22 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_scans import cut_scan
 from mpmd.compiler.find_layers.crossing import Crossing
 from mpmd.compiler.find_layers.find_layers import OPERATIONS_PER_BYTE, LayerEnd
-from mpmd.compiler.find_layers.open_function import OpenFunction
-from mpmd.compiler.find_layers.remat_options import RematOptions, under_remat
+from mpmd.compiler.find_layers.open_function import OpenFunction, RematOptions, under_remat
 from mpmd.compiler.jaxprs.equations import (
     Atom,
-    aval_of,
     closed,
     dependents,
     free_variables,
     is_among,
     is_dropped,
+    is_inexact,
     is_remat,
     make_jaxpr,
     needed_eqns,
@@ -182,6 +180,5 @@ def _under(body: ClosedJaxpr, options: RematOptions | None) -> ClosedJaxpr:
 def _handed_over(scan: Scan) -> list[int]:
     """The positions of carried values that depend on carried floats: no counters, and no unchanged values."""
     changed = {i: before for i, (before, after) in enumerate(scan.carried) if after is not before}
-    floats = (var for var in changed.values() if jnp.issubdtype(aval_of(var).dtype, jnp.inexact))
-    reached = dependents(scan.body.eqns, floats)
+    reached = dependents(scan.body.eqns, filter(is_inexact, changed.values()))
     return [i for i in changed if is_among(scan.body.outvars[i], reached)]

@@ -13,7 +13,7 @@ depth. The jaxprs in other equations, such as a ``shard_map`` or a reduction wit
 them: no pass reads them. A pass has JAX trace new equations by ``traced_eqns``, which returns canonical
 equations, too.
 
-A new primitive that only calls a jaxpr is a name in ``_CALLS``; one with a body that passes read is a row of
+A new primitive that only calls a jaxpr is a row of ``_CALLS``; one with a body that passes read is a row of
 ``_BODIES``.
 """
 
@@ -21,21 +21,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.sharding import AbstractMesh, NamedSharding
 
-from mpmd.compat import expanded, with_scan_constants
+from mpmd.compat import expanded, scan_counts, with_scan_counts
 from mpmd.compiler.jaxprs.equations import Atom, are_same, aval_of, avals_of, closed, lookup, with_eqns
 from mpmd.compiler.jaxprs.inline import Constants, Inliner
 from mpmd.compiler.jaxprs.transposed_products import without_transposed_products
 from mpmd.sharding import with_auto_axes, within
-
-# Primitives that only call the one jaxpr in their parameters. Since JAX 0.11.1 closed_call is eval_jaxpr.
-_CALLS = frozenset({"jit", "closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call"})
 
 _BODIES = {
     "scan": ("jaxpr",),
@@ -69,9 +66,9 @@ def canonical_faults(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
 
 def _faults(eqns: Iterable[JaxprEqn], seen: set[int]) -> Iterator[str]:
     for eqn in eqns:
-        if called(eqn) is not None:
+        if eqn.primitive.name in _CALLS:
             yield f"{eqn.primitive} is a call"
-        for body in bodies_of(eqn):
+        for body in _bodies_of(eqn) if eqn.primitive.name in _BODIES else ():
             if body.consts:
                 yield f"a body of {eqn.primitive} closes over arrays"
             if id(body.jaxpr) not in seen:
@@ -81,16 +78,19 @@ def _faults(eqns: Iterable[JaxprEqn], seen: set[int]) -> Iterator[str]:
 
 def called(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The function of an equation that does nothing but call it, such as one under ``jit``."""
-    if eqn.primitive.name in _CALLS:
-        return next(value for value in eqn.params.values() if isinstance(value, ClosedJaxpr))
-    return _solution(eqn) or expanded(eqn)
+    callee = _CALLS.get(eqn.primitive.name)
+    return callee(eqn) if callee else None
 
 
-def _solution(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The solution of a ``custom_linear_solve``, as of ``jnp.linalg.solve``, as a jaxpr of all operands;
-    ``None`` for other equations. The equation's other functions are for derivatives."""
-    if eqn.primitive.name != "custom_linear_solve":
-        return None
+def _parameter(eqn: JaxprEqn) -> ClosedJaxpr:
+    return next(value for value in eqn.params.values() if isinstance(value, ClosedJaxpr))
+
+
+def _solution(eqn: JaxprEqn) -> ClosedJaxpr:
+    """The solution of a ``custom_linear_solve``, as of ``jnp.linalg.solve``, as a jaxpr of all operands.
+
+    The equation's other functions are for derivatives.
+    """
     lengths, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
     start = lengths.matvec + lengths.vecmat
     stop = start + lengths.solve
@@ -101,9 +101,18 @@ def _solution(eqn: JaxprEqn) -> ClosedJaxpr | None:
     return jax.make_jaxpr(solved)(*avals_of(eqn.invars))
 
 
-def bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+_CALLS: Mapping[str, Callable[[JaxprEqn], ClosedJaxpr]] = {
+    # Since JAX 0.11.1 closed_call is eval_jaxpr.
+    **dict.fromkeys("jit closed_call eval_jaxpr custom_jvp_call custom_vjp_call".split(), _parameter),
+    "custom_linear_solve": _solution,
+    "call_hi_primitive": expanded,
+}
+"""The functions that primitives only call."""
+
+
+def _bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     bodies: list[ClosedJaxpr] = []
-    for name in _BODIES.get(eqn.primitive.name, ()):
+    for name in _BODIES[eqn.primitive.name]:
         value = eqn.params[name]
         bodies += value if isinstance(value, tuple) else [value]
     return [body if isinstance(body, ClosedJaxpr) else closed(body) for body in bodies]
@@ -177,9 +186,9 @@ class _Scope(Inliner):
 
     def _with_bodies(self, eqn: JaxprEqn) -> JaxprEqn:
         """The equation with canonical bodies, whose constants are among its operands."""
-        before = bodies_of(eqn)
-        if not before:
+        if eqn.primitive.name not in _BODIES:
             return eqn
+        before = _bodies_of(eqn)
         name, params, invars = eqn.primitive.name, dict(eqn.params), list(eqn.invars)
         canonical = [self._body(body, name in _WITH_OWN_VARIABLES) for body in before]
         bodies = [jaxpr for jaxpr, _ in canonical]
@@ -197,7 +206,10 @@ class _Scope(Inliner):
         else:
             invars = [*read[0], *invars]
             if name == "scan":
-                params = with_scan_constants(params, len(read[0]))
+                num_consts, num_carry = scan_counts(params)
+                num_xs = len(eqn.invars) - num_consts - num_carry
+                counts = num_consts + len(read[0]), num_carry, num_xs, len(eqn.outvars) - num_carry
+                params = with_scan_counts(params, *counts)
             elif isinstance(params.get("prevent_cse"), tuple):
                 params["prevent_cse"] = (False,) * len(read[0]) + params["prevent_cse"]
         return eqn.replace(invars=invars, params=params_with_bodies(eqn, params, bodies))

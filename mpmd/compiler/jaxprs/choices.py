@@ -18,7 +18,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
 from jax.extend.core.primitives import name_p, remat_p
 
@@ -28,8 +27,10 @@ from mpmd.compiler.jaxprs.equations import (
     aval_of,
     is_among,
     is_dropped,
+    is_inexact,
     is_remat,
     lookup,
+    makers_of,
     needed_eqns,
     operands,
     subjaxprs,
@@ -79,14 +80,14 @@ def choices_in(eqns: Sequence[JaxprEqn]) -> set[Var]:
     choices: set[Var] = set()
     for eqn in reversed(eqns):
         name = eqn.primitive.name
-        made = [var for var in eqn.outvars if _is_discrete(var) and not is_dropped(var)]
+        made = [var for var in eqn.outvars if not (is_inexact(var) or is_dropped(var))]
         chosen = made if name in _CHOOSING else [var for var in made if var in indices]
         read: Sequence[Atom] = eqn.invars[_FIRST_INDEX[name] :] if name in _FIRST_INDEX else ()
-        if not all(map(_is_discrete, eqn.invars)):
+        if any(map(is_inexact, eqn.invars)):
             choices.update(chosen)
         elif chosen and eqn.primitive is not name_p:
             read = eqn.invars
-        indices.update(atom for atom in read if isinstance(atom, Var) and _is_discrete(atom))
+        indices.update(atom for atom in read if isinstance(atom, Var) and not is_inexact(atom))
     return choices - {var for eqn in eqns if choice_name(eqn) for var in operands(eqn)}
 
 
@@ -148,7 +149,7 @@ def _named(jaxpr: Jaxpr, name: str) -> Jaxpr:
     opening = _ChoiceOpening()
     opened: dict[Var, Atom] = {}
     opening.add(jaxpr.eqns, opened)
-    defined = {var for eqn in opening.eqns for var in eqn.outvars}
+    defined = makers_of(opening.eqns)
     names: dict[Var, str] = {}
     named: dict[Var, Atom] = {}
     unnamed: list[JaxprEqn] = []
@@ -197,9 +198,9 @@ class _ChoiceOpening(Inliner):
 def _activations(jaxpr: Jaxpr) -> list[Atom]:
     """The arrays that a function hands on; those that it takes, if it returns scalars, as a loss does."""
     marked = [var for eqn, _ in marks_in(jaxpr) for var in eqn.outvars]
-    handed_on = [atom for atom in (*jaxpr.outvars, *marked) if not _is_discrete(atom)]
+    handed_on = [atom for atom in (*jaxpr.outvars, *marked) if is_inexact(atom)]
     has_arrays = any(aval_of(atom).shape for atom in handed_on)
-    return handed_on if has_arrays else [var for var in jaxpr.invars if not _is_discrete(var)]
+    return handed_on if has_arrays else [*filter(is_inexact, jaxpr.invars)]
 
 
 def choice_bytes(jaxpr: Jaxpr, *names: str) -> int:
@@ -209,8 +210,3 @@ def choice_bytes(jaxpr: Jaxpr, *names: str) -> int:
         total += nbytes(eqn.outvars[0]) if choice_name(eqn) in names else 0
         total += eqn.params.get("length", 1) * sum(choice_bytes(inner, *names) for inner in subjaxprs(eqn))
     return total
-
-
-def _is_discrete(atom: Atom) -> bool:
-    """Whether a value has integers or booleans, or random keys, which are integers, too."""
-    return not jnp.issubdtype(aval_of(atom).dtype, jnp.inexact)

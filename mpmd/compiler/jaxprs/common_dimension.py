@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
 
@@ -21,8 +20,7 @@ Promise = Literal["exact", "shared", "guess"]
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class CommonDimension:
+class CommonDimension(NamedTuple):
     """A dimension that several operands and results of an equation have in common.
 
     Attributes:

@@ -1,26 +1,20 @@
-"""Takes a ``cond``, ``scan`` or ``while`` apart by its results, and a ``cond`` by its branches."""
+"""Leaves out dead code, and takes a ``cond``, ``scan`` or ``while`` apart by its results."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from itertools import compress, count
+import itertools
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxpr_as_fun
+from jax.extend.core.primitives import while_p
 from jax.interpreters import partial_eval
 
-from mpmd.compiler.jaxprs.canonical import bodies_of, params_with_bodies
-from mpmd.compiler.jaxprs.equations import (
-    as_called,
-    free_variables,
-    make_jaxpr,
-    operands,
-    with_eqns,
-)
-from mpmd.compiler.jaxprs.scan_parts import named
+from mpmd.compiler.jaxprs.equations import Atom, as_called, free_variables, is_among, make_jaxpr, makers_of
 from mpmd.compiler.jaxprs.scans import Scan
-from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.jaxprs.traced import named, traced_eqns
 
 CONTROL_FLOW = ("cond", "scan", "while")
 
@@ -66,67 +60,54 @@ def _labels_through(body: Jaxpr, labels: Sequence[Labels], carry: slice = slice(
         inputs[carry] = carried
 
 
-def with_results(eqn: JaxprEqn, kept: Collection[int]) -> JaxprEqn:
+def live_eqns(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
+    """Returns the equations, or parts of equations, that ``results`` need, and equations with effects."""
+    computed = makers_of(eqns)
+    outvars = [atom for atom in results if is_among(atom, computed)]
+    live, _ = partial_eval.dce_jaxpr(make_jaxpr(free_variables(eqns), eqns, outvars), True)
+    return tuple(live.eqns)
+
+
+def _live_while(is_used: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None]:
+    """The operands that a ``while`` needs for the used results, and the loop without what these do not need.
+
+    JAX has a rule for it since 0.12; before, each result needs all that the loop carries.
+    """
+    if not any(is_used) and not eqn.effects:
+        return [False] * len(eqn.invars), None
+    params, num_conds, num_consts = eqn.params, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+    is_read = partial_eval.dce_jaxpr(condition.jaxpr, True)[1][num_conds:]
+    is_carried = list(map(operator.or_, is_used, is_read))
+    while True:
+        live, is_read = partial_eval.dce_jaxpr(body.jaxpr, is_carried, [False] * num_consts + is_carried)
+        if is_read[num_consts:] == is_carried:
+            break
+        is_carried = is_read[num_consts:]
+    live_condition, by_condition = partial_eval.dce_jaxpr(
+        condition.jaxpr, True, [False] * num_conds + is_carried
+    )
+    is_operand = [*by_condition[:num_conds], *is_read]
+    live_params = {
+        "cond_jaxpr": condition.replace(jaxpr=live_condition),
+        "body_jaxpr": body.replace(jaxpr=live),
+        "cond_nconsts": sum(by_condition[:num_conds]),
+        "body_nconsts": sum(is_read[:num_consts]),
+    }
+    invars, outvars = itertools.compress(eqn.invars, is_operand), itertools.compress(eqn.outvars, is_carried)
+    return is_operand, eqn.replace(invars=[*invars], outvars=[*outvars], params={**params, **live_params})
+
+
+partial_eval.dce_rules.setdefault(while_p, _live_while)
+
+
+def with_results(eqn: JaxprEqn, kept: Iterable[int]) -> JaxprEqn:
     """Returns the conditional or loop with only the results at the positions ``kept``.
 
     A loop also keeps the results that these read from an earlier iteration. Another equation stays whole.
     """
-    name = eqn.primitive.name
-    if name == "while":
-        return _while_with_results(eqn, kept)
-    if name not in ("cond", "scan"):
-        return eqn
-    carry = Scan.of(eqn).carry if name == "scan" else slice(0)
-    # JAX's own rules do the rest, but they keep all results of a ``while`` within these bodies.
-    bodies = [with_eqns(b.jaxpr, live_body(b.jaxpr, kept, carry)[0].eqns) for b in bodies_of(eqn)]
-    eqn = eqn.replace(params=params_with_bodies(eqn, eqn.params, bodies))
-    whole = make_jaxpr(free_variables([eqn]), [eqn], [eqn.outvars[i] for i in kept])
-    return partial_eval.dce_jaxpr(whole, True)[0].eqns[0]
-
-
-def _while_with_results(eqn: JaxprEqn, kept: Collection[int]) -> JaxprEqn:
-    conds, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    condition, body = (part.jaxpr for part in bodies_of(eqn))
-    _, is_read = partial_eval.dce_jaxpr(condition, True)
-    kept = {*kept, *compress(count(), is_read[conds:])}
-    body, is_used = live_body(body, kept, slice(consts, len(body.invars)))
-    is_carried = is_used[consts:]
-    condition, _ = partial_eval.dce_jaxpr(condition, True, [True] * conds + is_carried)
-    params = params_with_bodies(eqn, eqn.params, [condition, body])
-    return eqn.replace(
-        invars=[*compress(eqn.invars, [True] * conds + is_used)],
-        outvars=[*compress(eqn.outvars, is_carried)],
-        params={**params, "body_nconsts": sum(is_used[:consts])},
-    )
-
-
-def live_body(body: Jaxpr, kept: Collection[int], carry: slice = slice(0)) -> tuple[Jaxpr, list[bool]]:
-    """Returns the equations of a body that results need, and the equations with effects.
-
-    Args:
-      kept: the positions of the results.
-      carry: the positions of the inputs that are the first results of the iteration before.
-
-    Returns: the body of these equations, which also has the results that it reads from the iteration before,
-      and for each input of the original body whether the new one reads or carries it.
-    """
-    results = set(kept)
-    while True:
-        needed = {atom for i in results if isinstance(atom := body.outvars[i], Var)}
-        eqns: list[JaxprEqn] = []
-        for eqn in reversed(body.eqns):
-            of_eqn = [i for i, var in enumerate(eqn.outvars) if var in needed]
-            if of_eqn or eqn.effects:
-                eqns.append(with_results(eqn, of_eqn) if of_eqn else eqn)
-                needed.update(operands(eqns[-1]))
-        read = {i for i, var in enumerate(body.invars[carry]) if var in needed}
-        if read <= results:
-            break
-        results |= read
-    is_result = [i in results for i in range(len(body.outvars))]
-    is_carried = [False] * len(body.invars)
-    is_carried[carry] = is_result[: len(is_carried[carry])]
-    return partial_eval.dce_jaxpr(with_eqns(body, eqns[::-1]), is_result, is_carried)
+    (live,) = live_eqns([eqn], [eqn.outvars[i] for i in kept])
+    return live
 
 
 def as_selections(eqn: JaxprEqn) -> list[JaxprEqn]:

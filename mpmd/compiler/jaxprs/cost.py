@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, size, subjaxprs
+from mpmd.compiler.jaxprs.equations import all_eqns, is_inexact, size
 from mpmd.compiler.jaxprs.rules import ELEMENTWISE
 
 _LAYOUT = frozenset(
@@ -86,11 +85,7 @@ def is_exact(eqn: JaxprEqn) -> bool:
         return False
     if _all_in(eqn, _VIEW | _MOVED):
         return True
-    return is_cheap(eqn) and not all(any(map(_is_rounded, atoms)) for atoms in (eqn.invars, eqn.outvars))
-
-
-def _is_rounded(atom: Atom) -> bool:
-    return jnp.issubdtype(aval_of(atom).dtype, jnp.inexact)
+    return is_cheap(eqn) and not all(any(map(is_inexact, atoms)) for atoms in (eqn.invars, eqn.outvars))
 
 
 def is_fused(eqn: JaxprEqn) -> bool:
@@ -125,6 +120,4 @@ def _all_in(eqn: JaxprEqn, names: frozenset[str]) -> bool:
 
 
 def _any_in(eqn: JaxprEqn, names: frozenset[str]) -> bool:
-    return eqn.primitive.name in names or any(
-        _any_in(nested, names) for inner in subjaxprs(eqn) for nested in inner.eqns
-    )
+    return any(one.primitive.name in names for one in all_eqns([eqn]))

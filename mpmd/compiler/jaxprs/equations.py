@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
+import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
 
@@ -20,8 +21,16 @@ def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
     return list(core.jaxprs_in_params(eqn.params))
 
 
+def all_eqns(eqns: Iterable[JaxprEqn]) -> Iterator[JaxprEqn]:
+    """Yields equations, each before the equations in its bodies, at any depth."""
+    for eqn in eqns:
+        yield eqn
+        for inner in subjaxprs(eqn):
+            yield from all_eqns(inner.eqns)
+
+
 def contains(jaxpr: Jaxpr, primitive: Primitive) -> bool:
-    return any(eqn.primitive is primitive or any_inside(eqn, primitive) for eqn in jaxpr.eqns)
+    return any(eqn.primitive is primitive for eqn in all_eqns(jaxpr.eqns))
 
 
 def any_inside(eqn: JaxprEqn, primitive: Primitive) -> bool:
@@ -33,8 +42,10 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
-def operands(eqn: JaxprEqn) -> list[Var]:
-    return [atom for atom in eqn.invars if isinstance(atom, Var)]  # no call more: this is called most
+def operands(eqn: JaxprEqn) -> Sequence[Var]:
+    """The variables that an equation reads. This is called most, so most equations need no new list."""
+    atoms: list[Any] = eqn.invars
+    return variables(atoms) if Literal in map(type, atoms) else atoms
 
 
 def is_dropped(var: Var) -> bool:
@@ -43,7 +54,7 @@ def is_dropped(var: Var) -> bool:
 
 
 def substitute(eqn: JaxprEqn, replacement: Mapping[Var, Atom]) -> JaxprEqn:
-    if not any(var in replacement for var in operands(eqn)):
+    if replacement.keys().isdisjoint(operands(eqn)):
         return eqn
     return eqn.replace(invars=[lookup(atom, replacement) for atom in eqn.invars])
 
@@ -120,6 +131,11 @@ def closed(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> core.ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else core.ClosedJaxpr(jaxpr, consts)
 
 
+def makers_of(eqns: Iterable[JaxprEqn]) -> dict[Var, JaxprEqn]:
+    """The variables that equations define, each with its equation."""
+    return {var: eqn for eqn in eqns for var in eqn.outvars}
+
+
 def free_variables(eqns: Iterable[JaxprEqn]) -> list[Var]:
     """The variables that equations read and do not define, in the order of first use."""
     defined: set[Var] = set()
@@ -160,11 +176,12 @@ def needed_eqns(
 
 
 def size(atom: Atom) -> int:
-    return math.prod(aval_of(atom).shape)
+    return math.prod(shape_of(atom))
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
-    return tuple(aval_of(atom).shape)
+    aval: Any = atom.aval
+    return aval.shape
 
 
 def aval_of(atom: Atom) -> Any:
@@ -174,3 +191,13 @@ def aval_of(atom: Atom) -> Any:
 
 def avals_of(atoms: Sequence[Atom]) -> list[Any]:
     return [aval_of(atom) for atom in atoms]
+
+
+def is_inexact(atom: Atom) -> bool:
+    """Whether a value has floating-point or complex numbers; random keys are integers."""
+    return jnp.issubdtype(aval_of(atom).dtype, jnp.inexact)
+
+
+def is_index(atom: Atom) -> bool:
+    """Whether a value is a single integer."""
+    return shape_of(atom) == () and jnp.issubdtype(aval_of(atom).dtype, jnp.integer)

@@ -1,14 +1,16 @@
-"""Marks in jaxprs, at any depth: which there are, and jaxprs without them."""
+"""Marks in jaxprs, at any depth, and microbatch loops: which there are, and jaxprs with others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jax.extend.core import Jaxpr, JaxprEqn, Primitive, Var
 
 from mpmd.compiler.jaxprs.equations import (
     Atom,
+    all_eqns,
     any_inside,
+    are_same,
     as_called,
     lookup,
     subjaxprs,
@@ -26,12 +28,8 @@ def has_mark(eqn: JaxprEqn) -> bool:
 
 
 def marks_in(jaxpr: Jaxpr) -> Iterator[tuple[JaxprEqn, Mark]]:
-    """Yields the marks in a jaxpr and in the bodies of its equations."""
-    for eqn in jaxpr.eqns:
-        if mark := mark_of(eqn):
-            yield eqn, mark
-        for inner in subjaxprs(eqn):
-            yield from marks_in(inner)
+    """The marks in a jaxpr and in the bodies of its equations."""
+    return ((eqn, mark) for eqn in all_eqns(jaxpr.eqns) if (mark := mark_of(eqn)))
 
 
 def first_mark(eqn: JaxprEqn) -> str:
@@ -53,8 +51,31 @@ def without_identities(jaxpr: Jaxpr, *primitives: Primitive) -> Jaxpr:
         eqn = substitute(eqn, renamed)
         if eqn.primitive in primitives:
             renamed.update(zip(eqn.outvars, eqn.invars, strict=True))
-            continue
-        if eqn.primitive is not treduce_p and any(any_inside(eqn, each) for each in primitives):
-            eqn = with_params(eqn, (Jaxpr,), lambda inner: without_identities(inner, *primitives))
-        eqns.append(eqn)
+        elif eqn.primitive is treduce_p:
+            eqns.append(eqn)
+        else:
+            eqns.append(with_params(eqn, (Jaxpr,), lambda inner: without_identities(inner, *primitives)))
+    if are_same(eqns, jaxpr.eqns):
+        return jaxpr
     return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])
+
+
+def closed_over(loop: JaxprEqn) -> dict[Var, Atom]:
+    """The outer values that a microbatch loop reads, by the variables that stand for them in its body."""
+    count = len(loop.invars) - len(loop.outvars)
+    return dict(zip(loop.params["body"].invars[:count], loop.invars, strict=False))
+
+
+def in_loops(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
+    eqns: list[JaxprEqn] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is treduce_p:
+            body = change(eqn.params["body"])
+            eqn = eqn.replace(params={**eqn.params, "body": body}, effects=body.effects)
+        eqns.append(eqn)
+    return with_eqns(jaxpr, eqns)
+
+
+def everywhere(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
+    """A step that is changed after the bodies of its loops are."""
+    return change(in_loops(jaxpr, change))

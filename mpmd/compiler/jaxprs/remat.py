@@ -10,7 +10,7 @@ from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.equations import Atom, closed, is_dropped, is_remat, with_eqns
 from mpmd.compiler.jaxprs.inline import Inliner
 from mpmd.compiler.jaxprs.kernels import kernel_of
-from mpmd.compiler.jaxprs.scan_parts import named
+from mpmd.compiler.jaxprs.traced import named
 
 
 def _is_no_kernel(eqn: JaxprEqn) -> bool:

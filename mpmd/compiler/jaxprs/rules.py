@@ -11,7 +11,7 @@ Other tables say other things of a primitive, and their defaults are safe, too: 
 (``shard/linear.py``), which operands it takes apart or puts together (``cut_layers/concat_and_slice.py``),
 and whether it is a sum that can stay partial (``shard/sums.py``). ``capture/walk.py`` reads ``ELEMENTWISE``,
 too, in its search for NaNs. A primitive that calls a jaxpr, or has a body, is first a name in
-``canonical.py``; one with a mesh in its parameters, in ``sharding_types.py``.
+``canonical.py``; one with a mesh in its parameters, in ``trace/over_submeshes.py``.
 """
 
 from __future__ import annotations

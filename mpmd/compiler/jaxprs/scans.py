@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
 
-import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Var, unmapped_aval
 
-from mpmd.compat import scan_counts
-from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compat import scan_counts, with_scan_counts
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    aval_of,
+    closed,
+    free_variables,
+    make_jaxpr,
+    variables,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,12 +66,37 @@ class Scan:
         results = zip(self.eqn.outvars, self.body.outvars, strict=True)
         return list(results)[self.num_carry :]
 
+    def part(
+        self,
+        eqns: Sequence[JaxprEqn],
+        results: Set[int],
+        extra_inputs: Mapping[Var, Atom] | None = None,
+        extra_outputs: Sequence[Var] = (),
+        extra_constants: Mapping[Var, Atom] | None = None,
+    ) -> tuple[JaxprEqn, list[Var]]:
+        """A scan of the body's ``eqns`` for ``results``, and the variables of the stacked extras.
 
-def computed(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    """Returns the results of the body of a ``lax.scan``, with each result that is an input copied.
-
-    ``lax.scan`` leaves a result that its body returns unchanged out of the equation, which would then have
-    fewer results than the body.
-    """
-    input_ids = set(map(id, inputs))
-    return [jnp.copy(value) if id(value) in input_ids else value for value in values]
+        Args:
+          results: indices of the scan's results.
+          extra_inputs: variables of the body that are read from stacked values.
+          extra_outputs: variables of the body to stack.
+          extra_constants: variables of the body that are the same in all iterations.
+        """
+        kept = sorted(results)
+        outputs = [*(self.body.outvars[i] for i in kept), *extra_outputs]
+        read = dict.fromkeys([*free_variables(eqns), *variables(outputs)])
+        all_consts = {**self.operands(self.consts), **(extra_constants or {})}
+        consts = {var: all_consts[var] for var in read if var in all_consts}
+        all_xs = {**self.operands(self.xs), **(extra_inputs or {})}
+        xs = {var: atom for var, atom in all_xs.items() if var in read}
+        carry = {var: atom for i, (var, atom) in enumerate(self.operands(self.carry).items()) if i in results}
+        body = make_jaxpr([*consts, *carry, *xs], eqns, outputs)
+        extras = [Var(unmapped_aval(self.length, 0, aval_of(var))) for var in extra_outputs]
+        counts = len(consts), len(carry), len(xs), len(outputs) - len(carry)
+        part = self.eqn.replace(
+            invars=[*consts.values(), *carry.values(), *xs.values()],
+            outvars=[*(self.eqn.outvars[i] for i in kept), *extras],
+            params={**with_scan_counts(self.eqn.params, *counts), "jaxpr": closed(body)},
+            effects=body.effects,
+        )
+        return part, extras

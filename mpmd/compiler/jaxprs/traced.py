@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.canonical import canonical
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, substitute
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, makers_of, substitute
 
 
 def traced_eqns(fun: Callable, inputs: Sequence[Atom]) -> tuple[list[JaxprEqn], list[Any]]:
@@ -28,3 +29,33 @@ def traced_eqns(fun: Callable, inputs: Sequence[Atom]) -> tuple[list[JaxprEqn], 
         eqns.append(substitute(eqn, renamed).replace(outvars=outvars))
         renamed.update(zip(eqn.outvars, outvars, strict=True))
     return eqns, [lookup(atom, renamed) for atom in jaxpr.outvars]
+
+
+_copied = jax.jit(lambda x: [jnp.copy(x)])
+
+
+def copy_of(value: Atom) -> JaxprEqn:
+    """The equation that copies a value to a new variable."""
+    (copy,), _ = traced_eqns(_copied, [value])
+    return copy
+
+
+def named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]) -> list[JaxprEqn]:
+    """Renames the results ``values`` of equations to ``names``, in the same order.
+
+    A value that no equation computes, such as an operand that is returned, or that occurs twice, is copied.
+    """
+    computed = makers_of(eqns)
+    renamed: dict[Var, Var] = {}
+    copied: list[tuple[Var, Atom]] = []
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, Var) and value in computed and value not in renamed:
+            renamed[value] = name
+        else:
+            copied.append((name, value))
+    renamed_eqns = [
+        substitute(eqn, renamed).replace(outvars=[renamed.get(var, var) for var in eqn.outvars])
+        for eqn in eqns
+    ]
+    copies = (copy_of(lookup(value, renamed)).replace(outvars=[name]) for name, value in copied)
+    return [*renamed_eqns, *copies]

@@ -10,7 +10,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from mpmd.compiler.jaxprs.attention import attention_operations
 from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size, subjaxprs
+from mpmd.compiler.jaxprs.equations import Atom, all_eqns, aval_of, operands, size, subjaxprs
 
 _VIEWS = frozenset("broadcast_in_dim expand_dims iota reshape rev slice squeeze transpose".split())
 
@@ -21,9 +21,9 @@ PRODUCTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated
 
 def has_product(eqn: JaxprEqn) -> bool:
     """Whether there is a matrix product or a convolution in an equation."""
-    if eqn.primitive.name in PRODUCTS or attention_operations(eqn) is not None:
-        return True
-    return any(has_product(nested) for inner in subjaxprs(eqn) for nested in inner.eqns)
+    return any(
+        one.primitive.name in PRODUCTS or attention_operations(one) is not None for one in all_eqns([eqn])
+    )
 
 
 def product_kind(eqn: JaxprEqn, parts: Sequence[int] = ()) -> str | None:

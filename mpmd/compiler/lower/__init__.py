@@ -5,7 +5,6 @@ executables.
 makes one list of equations of a cell's tasks. ``executables.py`` makes functions of equations, one for all
 lists that are equal (``fingerprint.py``); ``group_meshes.py`` moves the equations to the submesh of their
 group, and ``call.py`` has them call a jaxpr. ``liveness.py`` adds frees and donations to the plan.
-``task_function.py`` makes the function of one task once more, to be captured.
 """
 
 from mpmd.compiler.lower.lower import lower

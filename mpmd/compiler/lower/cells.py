@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from jax.extend.core import Jaxpr, Var
 
 from mpmd.compiler.graph import Accumulator, TaskGraph
-from mpmd.compiler.jaxprs.equations import make_jaxpr, operands
+from mpmd.compiler.jaxprs.equations import free_variables, make_jaxpr, operands
 from mpmd.compiler.lower.executables import ExecutableTable
 from mpmd.compiler.lower.fuse import FusedWork, fuse
 from mpmd.ir.names import INDEX_PATTERN, operand, output_pattern, state_pattern
@@ -54,18 +54,14 @@ class LoweredCell:
       reads: the operands of the executable.
       makes: the outputs of the executable before the operands of ``callbacks``. The new states of ``updates``
         come first.
-      indices: the offsets of the microbatch indices that the executable reads.
       updates: the accumulator states that the executable updates.
-      sent: the positions in ``makes`` of the values that other groups receive.
     """
 
     executable: str
     jaxpr: Jaxpr
     reads: tuple[CellValue, ...]
-    indices: tuple[int, ...]
     updates: tuple[Var, ...]
     makes: tuple[CellValue, ...]
-    sent: tuple[int, ...]
     callbacks: tuple[CellCallback, ...]
 
 
@@ -119,18 +115,18 @@ class CellLowering:
     def _lower(self, works: CellWork) -> LoweredCell:
         members = [(self._stage_work[work], offset) for work, offset in works]
         fused = fuse(members, self._in_loop, self._states)
+        origins = {new: (var, m) for m, names in fused.names.items() for var, new in names.items()}
         # When tasks update one accumulator several times, only its first and last state leave the cell.
         updates = {a.state: (a, offset) for work, offset in works for a in self._accumulators[work]}
-        read = {fused.origin[var][0]: var for var in fused.reads}
-        before = [read[state] for state in updates if state in read]
+        free = {var: origins.get(var, (var, 0)) for var in free_variables(fused.eqns)}
+        read = {loop_var: var for var, (loop_var, _) in free.items()}
         # Accumulators come first on both sides, so that each is updated in its own buffer.
-        reads = [*before, *(var for var in fused.reads if var not in before)]
+        reads = list(dict.fromkeys([*(read[state] for state in updates if state in read), *free]))
         makes = [self._updated(*update) for update in updates.values()]
         makes += [value for work, offset in works for value in self._made(work, offset, works)]
-        outputs = [fused.variables[value.var, value.offset] for value in makes]
+        outputs = [fused.names[value.offset].get(value.var, value.var) for value in makes]
         callback_operands = [var for eqn, _, _ in fused.callbacks for var in operands(eqn)]
-        origins = [fused.origin[var] for var in reads]
-        stands_for = {fused_var: var for (var, _), fused_var in fused.variables.items()}
+        stands_for = {new: var for new, (var, _) in origins.items()}
         label = "+".join(str(work) for work, _ in works)
         group = self._stage_groups[works[0][0].stage]
         return LoweredCell(
@@ -138,11 +134,9 @@ class CellLowering:
                 label, group, reads, fused.eqns, outputs, callback_operands, stands_for
             ),
             jaxpr=make_jaxpr(reads, fused.eqns, [*outputs, *callback_operands]),
-            reads=tuple(self._read(var, offset, works) for var, offset in origins),
-            indices=tuple(offset for var, offset in origins if var in self._indices),
+            reads=tuple(self._read(*free[var], works) for var in reads),
             updates=tuple(updates),
             makes=tuple(makes),
-            sent=tuple(i for i, value in enumerate(makes) if value.receivers),
             callbacks=tuple(self._callbacks(fused)),
         )
 

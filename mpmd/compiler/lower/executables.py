@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.sharding import AbstractMesh
 
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, avals_of, make_jaxpr, subjaxprs
+from mpmd.compiler.jaxprs.equations import Atom, all_eqns, aval_of, avals_of, make_jaxpr
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.lower.call import call_p
 from mpmd.compiler.lower.fingerprint import fingerprint
@@ -101,11 +102,9 @@ class ExecutableTable:
 
 def python_calls(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
     """The callbacks into Python among equations, at any depth, each with the user's line."""
-    for eqn in eqns:
-        if eqn.primitive.name in PYTHON_CALLS:
-            yield f"{eqn.primitive} at {where(eqn)}"
-        for inner in subjaxprs(eqn):
-            yield from python_calls(inner.eqns)
+    return (
+        f"{eqn.primitive} at {where(eqn)}" for eqn in all_eqns(eqns) if eqn.primitive.name in PYTHON_CALLS
+    )
 
 
 def function_of(
@@ -121,3 +120,19 @@ def function_of(
 
     function.__name__ = function.__qualname__ = name
     return function
+
+
+def on_group(jaxpr: Jaxpr, submeshes: Sequence[AbstractMesh], mpmd_idx: int) -> Jaxpr:
+    """Returns the equations of a task as its group runs them: on its submesh, without the driver's callbacks.
+
+    Args:
+      jaxpr: the task's jaxpr in ``Program.jaxprs``.
+      submeshes: the submeshes of all groups.
+    """
+    eqns = [eqn for eqn in jaxpr.eqns if callback_of(eqn) is None]
+    return make_jaxpr(jaxpr.invars, GroupMeshes(submeshes).moved(eqns, mpmd_idx), jaxpr.outvars)
+
+
+def task_function(jaxpr: Jaxpr, name: str) -> Function:
+    """The function of the executable that has these equations, on any submesh of their group's shape."""
+    return function_of(name, jaxpr.invars, jaxpr.eqns, jaxpr.outvars)

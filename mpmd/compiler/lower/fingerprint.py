@@ -58,7 +58,7 @@ def _says_nothing(name: str, value: Any) -> bool:
 
 
 def _is_auto(sharding: NamedSharding) -> bool:
-    return all(kind == AxisType.Auto for kind in sharding.mesh.axis_types)
+    return {AxisType.Auto}.issuperset(sharding.mesh.axis_types)
 
 
 # Of custom_jvp and custom_vjp: a differentiated function needs them no more, and every trace makes new ones.

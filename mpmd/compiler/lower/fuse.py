@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import StageWork
-from mpmd.compiler.jaxprs.equations import Atom, free_variables
+from mpmd.compiler.jaxprs.equations import makers_of, substitute
 from mpmd.ir.plan import TaskType
 from mpmd.language.callbacks import callback_of
 
 
-@dataclasses.dataclass(frozen=True)
-class FusedWork:
+class FusedWork(NamedTuple):
     """Equations of tasks that run as one.
 
     Attributes:
       callbacks: those among the equations that are callbacks, each with its work and microbatch.
-      reads: the variables that the equations read and do not define.
-      origin: for each of ``reads`` the variable of the loop that it stands for, and the microbatch.
-      variables: the same the other way round, for all variables of the loop.
+      names: for microbatches after the first, the variable that stands for each variable of the loop.
     """
 
-    eqns: tuple[JaxprEqn, ...]
-    callbacks: tuple[tuple[JaxprEqn, TaskType, int], ...]
-    reads: tuple[Var, ...]
-    origin: dict[Var, tuple[Var, int]]
-    variables: dict[tuple[Var, int], Var]
+    eqns: list[JaxprEqn]
+    callbacks: list[tuple[JaxprEqn, TaskType, int]]
+    names: dict[int, dict[Var, Var]]
 
 
 def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Mapping[Var, Var]) -> FusedWork:
@@ -43,39 +39,26 @@ def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Ma
       states: for each updated state of an accumulator, the variable of the state before.
     """
     first = members[0][1]
-    variables: dict[tuple[Var, int], Var] = {}
+    fused = FusedWork([], [], collections.defaultdict(dict))
     defined: set[Var] = set()
-    eqns: list[JaxprEqn] = []
-    callbacks: list[tuple[JaxprEqn, TaskType, int]] = []
     current: dict[Var, Var] = {}  # for states that have been updated
-
-    def variable(var: Var, microbatch: int) -> Var:
-        if var not in in_loop:
-            return var
-        fresh = var if microbatch == first else Var(var.aval)
-        return variables.setdefault((var, microbatch), fresh)
-
-    def renamed(atom: Atom, microbatch: int) -> Atom:
-        if not isinstance(atom, Var):
-            return atom
-        return current.get(atom) or variable(atom, microbatch)
-
     for stage, microbatch in members:
-        updated: dict[Var, Var] = {}
+        names = dict(fused.names[microbatch])
+        if microbatch != first:
+            of_stage = (*stage.reads, *makers_of(stage.eqns))
+            names |= {var: Var(var.aval) for var in of_stage if var in in_loop and var not in names}
+        renamed = {**names, **current}  # what a task reads is the state before it
         for eqn in stage.eqns:
-            outvars = [variable(var, microbatch) for var in eqn.outvars]
+            outvars = [names.get(var, var) for var in eqn.outvars]
             if outvars and outvars[0] in defined:
                 continue
             defined.update(outvars)
-            invars = [renamed(atom, microbatch) for atom in eqn.invars]
-            eqns.append(eqn.replace(invars=invars, outvars=outvars))
+            eqn = substitute(eqn, renamed)
+            current.update(
+                (states[var], new) for var, new in zip(eqn.outvars, outvars, strict=True) if var in states
+            )
+            fused.eqns.append(eqn.replace(outvars=outvars) if names else eqn)
             if callback_of(eqn):
-                callbacks.append((eqns[-1], stage.work, microbatch))
-            for var, fresh in zip(eqn.outvars, outvars, strict=True):
-                if var in states:
-                    updated[states[var]] = fresh
-        current |= updated  # what a task reads is the state before it
-    stands_for = {var: key for key, var in variables.items()}
-    reads = tuple(free_variables(eqns))
-    origin = {var: stands_for.get(var, (var, first)) for var in reads}
-    return FusedWork(tuple(eqns), tuple(callbacks), reads, origin, variables)
+                fused.callbacks.append((fused.eqns[-1], stage.work, microbatch))
+        fused.names[microbatch] = names
+    return fused

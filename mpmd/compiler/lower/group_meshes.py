@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, NamedSharding
 
-from mpmd.compiler.jaxprs.equations import any_inside, avals_of
-from mpmd.compiler.jaxprs.meshes import axes_named, eqn_with_meshes
+from mpmd.compiler.jaxprs.equations import any_inside, avals_of, with_params
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.lower.call import call_p
 from mpmd.errors import CompileError
 from mpmd.language.per_group import per_group_p, traced_for_group
-from mpmd.sharding import within
+from mpmd.sharding import axes_named, within
 
 
 class GroupMeshes:
@@ -43,37 +42,47 @@ class GroupMeshes:
         eqns = list(eqns)
         if self._are_equal and not any(_contains_per_group(eqn) for eqn in eqns):
             return eqns
+        return [self._moved(eqn, mpmd_idx) for eqn in eqns]
+
+    def _moved(self, eqn: JaxprEqn, mpmd_idx: int) -> JaxprEqn:
+        if eqn.primitive is per_group_p:
+            eqn = self._traced(eqn, mpmd_idx)
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, Jaxpr):
+                return value.replace(eqns=[self._moved(inner, mpmd_idx) for inner in value.eqns])
+            return self._on_group(eqn, value, mpmd_idx)
+
+        return with_params(eqn, (Jaxpr, AbstractMesh, NamedSharding), changed)
+
+    def _on_group(self, eqn: JaxprEqn, value: Any, mpmd_idx: int) -> Any:
+        """The mesh or sharding that takes the place of an equation's on a group."""
         submesh = self.submeshes[mpmd_idx]
-
-        def change(eqn: JaxprEqn, value: Any) -> Any:
-            mesh = value.mesh if isinstance(value, NamedSharding) else value
-            if not isinstance(mesh, AbstractMesh) or mesh.shape == submesh.shape or mesh.empty:
-                return value
-            of_groups = mesh.axis_names == submesh.axis_names
-            if not of_groups and mesh.size == submesh.size:
-                return value  # the group's devices, in their order
-            if isinstance(value, AbstractMesh):
-                if of_groups and eqn.primitive.name != "shard_map":
-                    return submesh
-            elif axes_named(value) <= set(submesh.axis_names):
-                return NamedSharding(submesh, value.spec)
-            self._faults[_fault(eqn, mesh, mpmd_idx, submesh)] = None
+        mesh = value.mesh if isinstance(value, NamedSharding) else value
+        if not isinstance(mesh, AbstractMesh) or mesh.shape == submesh.shape or mesh.empty:
             return value
+        of_groups = mesh.axis_names == submesh.axis_names
+        if not of_groups and mesh.size == submesh.size:
+            return value  # the group's devices, in their order
+        if isinstance(value, AbstractMesh):
+            if of_groups and eqn.primitive.name != "shard_map":
+                return submesh
+        elif axes_named(value) <= set(submesh.axis_names):
+            return NamedSharding(submesh, value.spec)
+        self._faults[_fault(eqn, mesh, mpmd_idx, submesh)] = None
+        return value
 
-        def traced(eqn: JaxprEqn) -> JaxprEqn:
-            if eqn.primitive is not per_group_p:
-                return eqn
-            with within(submesh):
-                jaxpr = traced_for_group(eqn.params["fun"], avals_of(eqn.invars))
-            shapes, on_first_group = _shapes(jaxpr.out_avals), _shapes(avals_of(eqn.outvars))
-            if shapes != on_first_group:
-                raise CompileError(
-                    f"a function under per_group at {where(eqn)} returns {shapes} on group {mpmd_idx}, whose "
-                    f"submesh is {dict(submesh.shape)}, but {on_first_group} on group 0"
-                )
-            return eqn.replace(primitive=call_p, params={"call_jaxpr": jaxpr, "name": "per_group"})
-
-        return [eqn_with_meshes(eqn, change, traced) for eqn in eqns]
+    def _traced(self, eqn: JaxprEqn, mpmd_idx: int) -> JaxprEqn:
+        submesh = self.submeshes[mpmd_idx]
+        with within(submesh):
+            jaxpr = traced_for_group(eqn.params["fun"], avals_of(eqn.invars))
+        shapes, on_first_group = _shapes(jaxpr.out_avals), _shapes(avals_of(eqn.outvars))
+        if shapes != on_first_group:
+            raise CompileError(
+                f"a function under per_group at {where(eqn)} returns {shapes} on group {mpmd_idx}, whose "
+                f"submesh is {dict(submesh.shape)}, but {on_first_group} on group 0"
+            )
+        return eqn.replace(primitive=call_p, params={"call_jaxpr": jaxpr, "name": "per_group"})
 
 
 def _contains_per_group(eqn: JaxprEqn) -> bool:

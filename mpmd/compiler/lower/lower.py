@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 from jax.extend.core import Jaxpr, Var
@@ -24,7 +24,7 @@ from mpmd.compiler.lower.executables import ExecutableTable
 from mpmd.compiler.lower.group_meshes import GroupMeshes
 from mpmd.compiler.lower.liveness import add_frees_and_donations
 from mpmd.errors import CompileError
-from mpmd.ir.names import constant_name, index_name, operand, outside_name
+from mpmd.ir.names import INDEX_PATTERN, constant_name, index_name, operand, outside_name
 from mpmd.ir.plan import (
     AnyTask,
     Aval,
@@ -184,15 +184,22 @@ class _Lowering:
             self._programs[src].append(Send(tuple(names), dst, tag))
             self._programs[dst].append(Recv(tuple(names), src, tag))
 
+    def _send_all(self, values: Iterable[tuple[Name, int, Set[int]]]) -> None:
+        """Sends values, each from the group that has it to its receivers."""
+        receivers_by_source: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
+        for name, source, receivers in values:
+            receivers_by_source[source][name] = sorted(receivers)
+        for source, receivers_of in sorted(receivers_by_source.items()):
+            self._send(source, receivers_of)
+
     def _send_arguments(self) -> None:
         """Sends arguments from where they stay to the other groups that read them."""
-        receivers_by_source: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
-        for argument in self._step.arguments:
-            homes = self._placed.homes[argument.var]
-            if elsewhere := self._uses[argument.var].keys() - homes:
-                receivers_by_source[min(homes)][argument.path] = sorted(elsewhere)
-        for group, names in sorted(receivers_by_source.items()):
-            self._send(group, names)
+        homes = self._placed.homes
+        self._send_all(
+            (argument.path, min(homes[argument.var]), elsewhere)
+            for argument in self._step.arguments
+            if (elsewhere := self._uses[argument.var].keys() - homes[argument.var])
+        )
 
     def _outside(self, segment: int) -> None:
         """Emits the runs of outer equations that are placed behind the first ``segment`` loops."""
@@ -279,8 +286,9 @@ class _Lowering:
             for value in lowered.reads
         )
         outputs = tuple(value.pattern % (first + value.offset) for value in lowered.makes)
-        for offset in lowered.indices:
-            self._index_groups[first + offset].add(group)
+        for value in lowered.reads:
+            if value.pattern == INDEX_PATTERN:
+                self._index_groups[first + value.offset].add(group)
         states.update(zip(lowered.updates, outputs, strict=False))
         callback_operands = [
             tuple(pattern % (first + callback.offset) for pattern in callback.patterns)
@@ -292,13 +300,13 @@ class _Lowering:
             task = Task(callback.work.kind, callback.work.stage, first + callback.offset)
             self._call_back(group, values, callback.callback, task)
         self._jaxprs[group, cell] = lowered.jaxpr
-        self._send(group, {outputs[i]: lowered.makes[i].receivers for i in lowered.sent})
+        made = zip(outputs, lowered.makes, strict=True)
+        self._send(group, {name: value.receivers for name, value in made if value.receivers})
 
     def _send_results(self, accumulators: Iterable[Accumulator], states: Mapping[Var, Name]) -> None:
-        receivers_by_source: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
+        results: list[tuple[Name, int, Set[int]]] = []
         for accumulator in accumulators:
             name = self._names[accumulator.result] = states[accumulator.state]
             group = self._placed.stage_groups[accumulator.work.stage]
-            receivers_by_source[group][name] = sorted(self._uses[accumulator.result].keys() - {group})
-        for group, names in sorted(receivers_by_source.items()):
-            self._send(group, names)
+            results.append((name, group, self._uses[accumulator.result].keys() - {group}))
+        self._send_all(results)

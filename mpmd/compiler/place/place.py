@@ -225,7 +225,7 @@ class _Placer:
                 anchor = self._anchor(eqn)
                 self._eqns.append(eqn)
                 self._anchor_of.append(anchor)
-                if is_exact(eqn) and self._moved.issuperset(operands(eqn)):
+                if self._moved.issuperset(operands(eqn)) and is_exact(eqn):
                     self._moved.update(eqn.outvars)
                 preferred = anchor or self._preference(eqn)
                 for var in eqn.outvars:

@@ -15,15 +15,13 @@ import collections
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
-import jax
-import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import ShardedGraph, TaskGraph, stage_work
 from mpmd.compiler.jaxprs.equations import substitute
 from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, axes_in, without
-from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.jaxprs.traced import copy_of
 
 
 def gather_weights(
@@ -46,8 +44,8 @@ def gather_weights(
     eqns: list[JaxprEqn] = []
     for var, gathered_axes in _axes_to_gather(graph, dimensions, axes, submeshes).items():
         if gathered_axes and var not in left:
-            copies, (gathered[var],) = traced_eqns(_copied, [var])
-            eqns += copies
+            eqns.append(copy_of(var))
+            (gathered[var],) = eqns[-1].outvars
             specs[gathered[var]] = as_spec(without(dimensions[var], gathered_axes))
     changed = dataclasses.replace(
         graph,
@@ -57,9 +55,6 @@ def gather_weights(
         ),
     )
     return ShardedGraph(changed, specs, {copy: var for var, copy in gathered.items()})
-
-
-_copied = jax.jit(lambda x: [jnp.copy(x)])
 
 
 def _axes_to_gather(

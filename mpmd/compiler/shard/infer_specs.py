@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.argument_specs import ArgumentSpecs
@@ -20,7 +19,7 @@ from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.elementwise import elementwise_classes
 from mpmd.compiler.jaxprs.equations import shape_of
 from mpmd.compiler.jaxprs.sharded_dimensions import dimensions_of
-from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.jaxprs.traced import copy_of
 from mpmd.compiler.steps import Result
 from mpmd.ir.plan import Spec
 
@@ -53,8 +52,8 @@ def _with_results_apart(graph: TaskGraph, specs: ArgumentSpecs) -> tuple[TaskGra
     for result, spec in zip(step.results, specs.results, strict=True):
         var = result.var
         if spec is not None and not _are_alike(var, known.setdefault(var, spec), spec):
-            eqns, (var,) = traced_eqns(lambda x: [jnp.copy(x)], [var])
-            copies += eqns
+            copies.append(copy_of(var))
+            (var,) = copies[-1].outvars
             known[var] = spec
         results.append(dataclasses.replace(result, var=var))
     outside = (*step.outside[:-1], (*step.outside[-1], *copies))

@@ -10,19 +10,17 @@ microbatches.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from mpmd.compiler.graph import TaskGraph
+from mpmd.compiler.jaxprs.canonical import constraint
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.compiler.jaxprs.rules import likely_dimensions
 from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, sharded
-from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import indivisible
 
@@ -79,12 +77,10 @@ def _constrained(
         if entry is not None and dimension not in left:
             entries[dimension] = entry
     entries[whole] = None
-    sharding = NamedSharding(submeshes[0], PartitionSpec(*entries))
     cut = Var(result.aval)
-    constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
-    (constraint,), _ = traced_eqns(jax.jit(lambda x: [constrain(x)]), [cut])
     yield eqn.replace(outvars=[cut])
-    yield constraint.replace(outvars=[result], source_info=eqn.source_info)
+    sharding = NamedSharding(submeshes[0], PartitionSpec(*entries))
+    yield constraint(cut, sharding, eqn).replace(outvars=[result])
 
 
 def _dimension_of_operands(eqn: JaxprEqn, dimension: int) -> Iterator[tuple[Var, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
@@ -22,7 +22,7 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
 from mpmd.compiler.request import PartialSums
 from mpmd.compiler.shard.make_partial_sums import PartialSum, PartialSumMaker
 from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, as_partial_sums
-from mpmd.ir.plan import Spec, TaskType
+from mpmd.ir.plan import TaskType
 
 
 def with_partial_sums(
@@ -51,7 +51,9 @@ def with_partial_sums(
         }
     rewritten = _all_rewritten(graph, allowed, dimensions, maker)
     # 2. The accumulators that it updates by partial sums start from such, and are summed up after the loop.
-    states: dict[Var, _PartialState] = {}  # by the whole state
+    states: dict[Var, Accumulator] = {}  # by the whole state
+    before: dict[Var, list[JaxprEqn]] = {}  # by the whole initial value
+    after: dict[Var, JaxprEqn] = {}  # by the whole result
     accumulators: list[Accumulator] = []
     specs = dict(sharded.specs)
     for a in graph.accumulators:
@@ -60,16 +62,22 @@ def with_partial_sums(
             accumulators.append(a)
             continue
         if a.state not in states:
-            states[a.state] = _partial_state(a, rewritten[a.work], sharded, maker)
-        new = dataclasses.replace(states[a.state].accumulator, work=a.work, updated=sums.var)
+            before[a.initial], initial = maker.as_first(a.initial, sums.axes)
+            result = PartialSum(Var(aval_of(initial.var)), sums.axes)
+            after[a.result] = maker.sum_up(result, a.result)
+            state = rewritten[a.work].carry[a.state].var
+            states[a.state] = dataclasses.replace(a, state=state, initial=initial.var, result=result.var)
+        new = dataclasses.replace(states[a.state], work=a.work, updated=sums.var)
         accumulators.append(new)
-        specs |= dict.fromkeys((new.state, new.updated, new.initial, new.result), states[a.state].spec)
+        # An axis that shards the partial sums shards nothing else.
+        spec = as_spec((sums.axes, *without(sharded.dimensions(a.result), sums.axes)))
+        specs |= dict.fromkeys((new.state, new.updated, new.initial, new.result), spec)
     # 3. Equations that nothing needs any more go, within the work and between works.
     pairs = list(zip(graph.accumulators, accumulators, strict=True))
     eqns = {member.work: _live_eqns(member, rewritten[member.work], pairs) for member in graph.stage_work}
     changed = dataclasses.replace(
         graph,
-        outer=tuple(_around_loop(graph.outer, states.values())),
+        outer=tuple(_around_loop(graph.outer, before, after)),
         stage_work=stage_work(eqns),
         accumulators=tuple(accumulators),
     )
@@ -121,46 +129,16 @@ def _live_eqns(
     return [substitute(eqn, states) for eqn in eqns]
 
 
-@dataclasses.dataclass(frozen=True)
-class _PartialState:
-    """The state of partial sums in place of the whole sums of an accumulator.
+def _around_loop(
+    outer: Iterable[JaxprEqn], before: Mapping[Var, Sequence[JaxprEqn]], after: Mapping[Var, JaxprEqn]
+) -> Iterator[JaxprEqn]:
+    """Yields the outer equations, with zeros for new accumulators and with sums before their readers.
 
-    Attributes:
-      whole: the accumulator of whole sums.
-      accumulator: the accumulator of partial sums.
-      spec: of its variables.
-      before: the equations that make its initial value of that of the whole sums.
-      after: the equation that makes the whole result of its own.
+    Args:
+      before: by whole initial values, the equations that make partial sums of them.
+      after: by whole results, the equations that add partial sums up to them.
     """
-
-    whole: Accumulator
-    accumulator: Accumulator
-    spec: Spec
-    before: Sequence[JaxprEqn]
-    after: JaxprEqn
-
-
-def _partial_state(
-    whole: Accumulator, rewritten: RewrittenEqns, sharded: ShardedGraph, maker: PartialSumMaker
-) -> _PartialState:
-    axes = rewritten.partial[whole.updated].axes
-    before, initial = maker.as_first(whole.initial, axes)
-    result = PartialSum(Var(aval_of(initial.var)), axes)
-    state = rewritten.carry[whole.state].var
-    return _PartialState(
-        whole=whole,
-        accumulator=dataclasses.replace(whole, state=state, initial=initial.var, result=result.var),
-        # An axis that shards the partial sums shards nothing else.
-        spec=as_spec((axes, *without(sharded.dimensions(whole.result), axes))),
-        before=before,
-        after=maker.sum_up(result, whole.result),
-    )
-
-
-def _around_loop(outer: Iterable[JaxprEqn], states: Collection[_PartialState]) -> Iterator[JaxprEqn]:
-    """Yields the outer equations, with zeros for new accumulators and with sums before their readers."""
-    before = {state.whole.initial: state.before for state in states}
-    waiting = {state.whole.result: state.after for state in states}
+    waiting = dict(after)
     for eqn in outer:
         for var in operands(eqn):
             if var in waiting:

@@ -38,6 +38,7 @@ from mpmd.compiler.jaxprs.equations import (
     aval_of,
     is_dropped,
     make_jaxpr,
+    makers_of,
     needed_eqns,
     operands,
     with_body,
@@ -152,7 +153,7 @@ class _Walk:
     ):
         self._dimensions = dimensions
         self._maker = maker
-        self._makers = {var: eqn for eqn in eqns for var in eqn.outvars}
+        self._makers = makers_of(eqns)
         self.partial: dict[Var, PartialSum] = dict(old or {})
         self.eqns: list[JaxprEqn] = [
             self._maker.sum_up(partial, var) for var, partial in self.partial.items()

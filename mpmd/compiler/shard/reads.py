@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_index, makers_of, operands, size
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.language.per_group import per_group_p
 
@@ -40,7 +39,7 @@ def loop_reads(graph: TaskGraph) -> LoopReads:
     """The reads of outer values by the equations of each stage's work."""
     indices = {loop.index for loop in graph.step.loops}
     outside = [*(a.var for a in graph.step.arguments), *(c.var for c in graph.step.constants)]
-    outside += [var for eqn in graph.outer for var in eqn.outvars]
+    outside += makers_of(graph.outer)
     origins = {var: frozenset({var}) for var in outside}
     in_loops = LoopReads(set(), {}, set())
     for member in graph.stage_work:
@@ -50,12 +49,8 @@ def loop_reads(graph: TaskGraph) -> LoopReads:
         if eqn.primitive is scan_p:
             for body, passed in _bodies(eqn):
                 known = {var: frozenset({atom}) for var, atom in passed if isinstance(atom, Var)}
-                _walk(body.eqns, known, set(filter(_is_index, body.invars[Scan.of(eqn).xs])), of_scans)
+                _walk(body.eqns, known, set(filter(is_index, body.invars[Scan.of(eqn).xs])), of_scans)
     return in_loops._replace(dimensions={**of_scans.dimensions, **in_loops.dimensions})
-
-
-def _is_index(var: Var) -> bool:
-    return aval_of(var).shape == () and jnp.issubdtype(aval_of(var).dtype, jnp.integer)
 
 
 def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], loop_reads: LoopReads) -> None:

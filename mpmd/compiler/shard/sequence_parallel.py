@@ -77,14 +77,6 @@ def with_residuals_sharded(
     return dataclasses.replace(graph, stage_work=stage_work(eqns))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Followed:
-    """Dimensions of values: sharded along the axis, of tokens, and of rows."""
-
-    sharded: Known
-    named: Known
-
-
 class _ConstraintWriter:
     def __init__(self, parallel: SequenceParallel, submeshes: Sequence[AbstractMesh]):
         self._parallel, self._submesh = parallel, submeshes[0]
@@ -92,36 +84,33 @@ class _ConstraintWriter:
         def most(axis: str) -> int:
             return math.lcm(*(submesh.shape.get(axis, 1) for submesh in submeshes))
 
-        self._mesh = {axis: most(axis) for axis in submeshes[0].shape}
-        parts = most(parallel.axis) * most(parallel.outer_axis)
-        self._named_mesh = {**dict.fromkeys(self._mesh, 1), _TOKENS: parts, _ROWS: 1}
+        self._tokens = most(parallel.axis) * most(parallel.outer_axis)
+        self._mesh = {**{axis: most(axis) for axis in submeshes[0].shape}, _TOKENS: self._tokens, _ROWS: 1}
         self._constraints: dict[Any, JaxprEqn] = {}
 
     def known(
         self, graph: TaskGraph, outer: Mapping[Var, ShardedDimensions], whole: Mapping[Var, int]
-    ) -> _Followed:
-        """Returns the known shardings of outer values, and their dimensions of rows and tokens."""
-        along = {var: self._along_axis(dimensions) for var, dimensions in outer.items()}
-        step, named = graph.step, Known()
+    ) -> Known:
+        """Returns the dimensions of outer values that are sharded along the axis, or of rows or tokens."""
+        known = {var: self._along_axis(dimensions) for var, dimensions in outer.items()}
+        step = graph.step
         for name, dims in ((_ROWS, self._parallel.rows), (_TOKENS, self._parallel.tokens)):
             of_leaves = [dims.get(i) for i in range(len(step.argument_leaves))]
             for argument, dim in zip(
                 step.arguments, per_layer_range(step.argument_leaves, of_leaves), strict=True
             ):
                 if dim is not None:
-                    before = named.get(argument.var, ((),) * len(aval_of(argument.var).shape))
-                    named[argument.var] = (*before[:dim], (name,), *before[dim + 1 :])
-        return _Followed(along, follow(graph.outer, named, self._named_mesh, whole))
+                    before = sharded(argument.var, known)
+                    known[argument.var] = (*before[:dim], (*before[dim], name), *before[dim + 1 :])
+        return follow(graph.outer, known, self._mesh, whole)
 
-    def followed(self, eqns: Sequence[JaxprEqn], known: _Followed) -> _Followed:
+    def followed(self, eqns: Sequence[JaxprEqn], known: Known) -> Known:
         """The facts, followed through equations in both directions."""
-        along, named = known.sharded, known.named
         for _ in range(_ROUNDS):
-            along = _with_addends(eqns, follow(eqns, along, self._mesh))
-            named = _with_addends(eqns, follow(eqns, named, self._named_mesh))
-        return _Followed(along, named)
+            known = _with_addends(eqns, follow(eqns, known, self._mesh))
+        return known
 
-    def rewritten(self, eqns: Sequence[JaxprEqn], known: _Followed) -> list[JaxprEqn]:
+    def rewritten(self, eqns: Sequence[JaxprEqn], known: Known) -> list[JaxprEqn]:
         """Equations with constraints; ``known`` has the facts about all their values."""
         gathered: dict[Var, Var] = {}
         written: list[JaxprEqn] = []
@@ -140,7 +129,7 @@ class _ConstraintWriter:
                 written += self._scattered(eqn, known)
         return written
 
-    def _scattered(self, eqn: JaxprEqn, known: _Followed) -> list[JaxprEqn]:
+    def _scattered(self, eqn: JaxprEqn, known: Known) -> list[JaxprEqn]:
         """The equation, with constraints that shard its results that are residuals."""
         results = {var: Var(var.aval) for var in eqn.outvars if self._is_residual(var, known)}
         outvars = [results.get(var, var) for var in eqn.outvars]
@@ -149,42 +138,39 @@ class _ConstraintWriter:
         ]
         return [eqn.replace(outvars=outvars), *constraints]
 
-    def _with_body(self, eqn: JaxprEqn, known: _Followed) -> JaxprEqn:
+    def _with_body(self, eqn: JaxprEqn, known: Known) -> JaxprEqn:
         """A scan or a rematerialised function with constraints inside; other bodies stay as they are."""
-        along, named = (
-            follow_inside(eqn, [sharded(atom, facts) for atom in eqn.invars], mesh)
-            for facts, mesh in ((known.sharded, self._mesh), (known.named, self._named_mesh))
-        )
-        if along is None or named is None:
+        inside = follow_inside(eqn, [sharded(atom, known) for atom in eqn.invars], self._mesh)
+        if inside is None:
             return eqn
-        body = along[0]
-        inside = self.followed(body.eqns, _Followed(along[1], named[1]))
-        return with_body(eqn, with_eqns(body, self.rewritten(body.eqns, inside)))
+        body, known_inside = inside
+        return with_body(
+            eqn, with_eqns(body, self.rewritten(body.eqns, self.followed(body.eqns, known_inside)))
+        )
 
     def _along_axis(self, dimensions: ShardedDimensions) -> ShardedDimensions:
         return tuple(tuple(axis for axis in axes if axis == self._parallel.axis) for axes in dimensions)
 
-    def _is_in_region(self, eqn: JaxprEqn, known: _Followed) -> bool:
+    def _is_in_region(self, eqn: JaxprEqn, known: Known) -> bool:
         return any(
-            self._parallel.axis in axes_in(sharded(atom, known.sharded))
-            for atom in (*eqn.invars, *eqn.outvars)
+            self._parallel.axis in axes_in(sharded(atom, known)) for atom in (*eqn.invars, *eqn.outvars)
         )
 
-    def _is_residual(self, atom: Atom, known: _Followed) -> bool:
+    def _is_residual(self, atom: Atom, known: Known) -> bool:
         """Whether a value is sharded between regions: one with tokens and other elements for each."""
-        dimensions = sharded(atom, known.named)
-        if self._parallel.axis in axes_in(sharded(atom, known.sharded)) or (_TOKENS,) not in dimensions:
+        dimensions = sharded(atom, known)
+        if self._parallel.axis in axes_in(dimensions) or (_TOKENS,) not in dimensions:
             return False
         shape = aval_of(atom).shape
-        return shape[dimensions.index((_TOKENS,))] % self._named_mesh[_TOKENS] == 0 and any(
+        return shape[dimensions.index((_TOKENS,))] % self._tokens == 0 and any(
             size > 1 and not axes for size, axes in zip(shape, dimensions, strict=True)
         )
 
     def _constrained(
-        self, var: Var, result: Var, known: _Followed, is_sharded: bool, like: Var | None = None
+        self, var: Var, result: Var, known: Known, is_sharded: bool, like: Var | None = None
     ) -> JaxprEqn:
         """The equation that makes ``result`` of a value: sharded along the axis, or whole along it."""
-        dim = sharded(like or var, known.named).index((_TOKENS,))
+        dim = sharded(like or var, known).index((_TOKENS,))
         shape = aval_of(var).shape
         key = shape, aval_of(var).dtype, dim, is_sharded
         if key not in self._constraints:
@@ -198,7 +184,7 @@ class _ConstraintWriter:
         return self._constraints[key].replace(invars=[var], outvars=[result])
 
 
-def _with_addends(eqns: Sequence[JaxprEqn], known: Mapping[Var, ShardedDimensions]) -> Known:
+def _with_addends(eqns: Sequence[JaxprEqn], known: Known) -> Known:
     """Extends known shardings from results of elementwise equations and transpositions to their operands.
 
     So gradients are sharded like the accumulators to which they are added, and terms of a sum like one

@@ -6,6 +6,7 @@ XLA would end the original equation with an all-reduce.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -54,50 +55,38 @@ def cut_sum(
     if name not in SUMS or (name == "scatter-add" and not is_zero(eqn.invars[0], makers)):
         return None
     dimensions = list(common_dimensions(eqn))
-    kept = [operands[i][d] for one in dimensions if not one.is_reduced for i, d in one.ins.items()]
     # Along the axes of other dimensions values would have to move to be cut.
-    cutter = _Cutter(allowed.difference(*kept), mesh)
+    kept = [operands[i][d] for one in dimensions if not one.is_reduced for i, d in one.ins.items()]
+    allowed = allowed.difference(*kept)
+    axes: Axes = ()
     cut_points: list[list[CutPoint]] = [[] for _ in operands]
     for one in dimensions:
         if one.is_reduced:
-            number = cutter.num_pieces(one.size(eqn), *(operands[i][d] for i, d in one.ins.items()))
-            for i, d in one.ins.items() if number > 1 else ():
-                cut_points[i].append((d, number))
-    if not cutter.axes:
+            ends = [operands[i][d] for i, d in one.ins.items()]
+            chosen = _axes_to_cut(one.size(eqn), ends, allowed.difference(axes), mesh)
+            axes += chosen
+            for i, d in one.ins.items() if chosen else ():
+                cut_points[i].append((d, math.prod(mesh[axis] for axis in chosen)))
+    if not axes:
         return None
     each = jax.vmap(as_function(eqn), tuple(0 if cut else None for cut in cut_points))
-    return CutSum(cutter.axes, lambda *xs: each(*map(_cut, xs, cut_points)), tuple(map(tuple, cut_points)))
+    return CutSum(axes, lambda *xs: each(*map(_cut, xs, cut_points)), tuple(map(tuple, cut_points)))
 
 
-@dataclasses.dataclass
-class _Cutter:
-    """Chooses the axes along which the dimensions of one sum are cut."""
+def _axes_to_cut(size: int, ends: Sequence[Axes], allowed: frozenset[str], mesh: Mapping[str, int]) -> Axes:
+    """The axes along which a dimension is cut; none if its ends are sharded differently.
 
-    allowed: frozenset[str]
-    mesh: Mapping[str, int]
-    axes: Axes = ()
+    The pieces have to be contiguous, so the dimension is cut along its first axes that may be cut.
 
-    def num_pieces(self, size: int, *ends: Axes) -> int:
-        """Returns the number of pieces into which a dimension is cut; 1 if its ends are sharded differently.
-
-        The pieces have to be contiguous, so the dimension is cut along its first axes that may be cut.
-
-        Args:
-          ends: the mesh axes of the dimension in each operand that has it; empty where unknown.
-        """
-        known = [axes for axes in ends if axes]
-        if not known or known[0] != known[-1]:
-            return 1
-        chosen: list[str] = []
-        for axis in known[0]:
-            if axis not in self.allowed or axis in self.axes:
-                break
-            chosen.append(axis)
-        number = math.prod(self.mesh[axis] for axis in chosen)
-        if number == 1 or size % number:
-            return 1
-        self.axes += tuple(chosen)
-        return number
+    Args:
+      ends: the mesh axes of the dimension in each operand that has it; empty where unknown.
+    """
+    known = [axes for axes in ends if axes]
+    if not known or known[0] != known[-1]:
+        return ()
+    axes = tuple(itertools.takewhile(allowed.__contains__, known[0]))
+    number = math.prod(mesh[axis] for axis in axes)
+    return axes if number > 1 and size % number == 0 else ()
 
 
 def _cut(x: jax.Array, cut_points: Sequence[CutPoint]) -> jax.Array:

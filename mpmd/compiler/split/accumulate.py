@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Var
@@ -18,9 +19,10 @@ from mpmd.compiler.jaxprs.equations import (
     aval_of,
     free_variables,
     make_jaxpr,
+    makers_of,
     operands,
 )
-from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.jaxprs.traced import copy_of, traced_eqns
 from mpmd.compiler.split.assign import AssignedEqn
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
@@ -108,7 +110,7 @@ class _Builder:
         for assigned_eqn in assigned:
             for var in operands(assigned_eqn.eqn):
                 self._readers[var].add(assigned_eqn.work)
-        self._maker = {var: member.eqn for member in body.eqns for var in member.eqn.outvars}
+        self._maker = makers_of(member.eqn for member in body.eqns)
         read = (atom for member in body.eqns for atom in member.eqn.invars)
         values = (result.value for result in body.results)
         self._uses = collections.Counter(a for a in (*read, *values) if isinstance(a, Var))
@@ -134,17 +136,17 @@ class _Builder:
     def add_update(self, result: LoopResult, state: Var) -> None:
         """Accumulates a result by an operation other than a sum."""
         # A copy, because other work or another result may read the same value under its own name.
-        eqns, (updated,) = traced_eqns(lambda x: [jnp.copy(x)], [result.value])
+        update = copy_of(result.value)
         new = Accumulator(
             work=self.work(result.value) or self._reader(state, result.value),
             state=state,
-            updated=updated,
-            initial=self._start(jnp.copy, result.initial),
+            updated=update.outvars[0],
+            initial=self._start(result.initial),
             result=result.result,
             ordered=result.ordered,
             is_carry=result.is_carry,
         )
-        self._updates[new.work].extend(eqns)
+        self._updates[new.work].append(update)
         self._accumulators.append(new)
 
     def _reader(self, state: Var, value: Atom) -> TaskType:
@@ -163,7 +165,7 @@ class _Builder:
             by_stage.setdefault((self.work(summand) or latest).stage, []).append(summand)
         if len(by_stage) == 1:
             # A sum with what depends on a weight alone may be on the weight's stage, behind its summands.
-            part = _AccumulatorPart(Var(result.aval), self._start(jnp.copy, initial), result)
+            part = _AccumulatorPart(Var(result.aval), self._start(initial), result)
             self._add_part(self.work(value) or latest, [value], part)
             return
         self._split_sums.update(inner_sums)
@@ -173,7 +175,7 @@ class _Builder:
             # A stage's forwards, and its backwards, on all slices add to the same state.
             on_all_slices = TaskType(work.kind, self._order.numbers.stage_of(work.stage))
             if on_all_slices not in parts:
-                start = self._start(_copied_zeros if parts else jnp.copy, initial)
+                start = self._start(initial, are_zeros=bool(parts))
                 parts[on_all_slices] = _AccumulatorPart(Var(result.aval), start, Var(result.aval))
             self._add_part(work, of_stage, parts[on_all_slices])
         self._add_up([part.result for part in parts.values()], result)
@@ -193,20 +195,17 @@ class _Builder:
         return self._order.work(self._order.latest(map(self._order.position, works)))
 
     def _add_part(self, work: TaskType, summands: Sequence[Atom], part: _AccumulatorPart) -> None:
-        eqns, (updated,) = traced_eqns(
-            lambda state, *values: [lax.add(state, _sum_in_order(values, state.dtype))],
-            [part.state, *summands],
-        )
+        eqns, (updated,) = traced_eqns(_added, [part.state, *summands])
         self._updates[work].extend(eqns)
         self._accumulators.append(
             Accumulator(work, part.state, updated, part.initial, part.result, ordered=False)
         )
 
-    def _start(self, fun: Callable, state: Atom) -> Var:
-        """The variable from which an accumulator starts: ``fun`` of a value that is not updated in place."""
-        eqns, (initial,) = traced_eqns(lambda x: [fun(x)], [state])
+    def _start(self, state: Atom, are_zeros: bool = False) -> Var:
+        """The variable from which an accumulator starts: a copy, since it is updated in place, or zeros."""
+        eqns = traced_eqns(_copied_zeros, [state])[0] if are_zeros else [copy_of(state)]
         self._before.extend(eqns)
-        return initial
+        return eqns[-1].outvars[0]
 
     def _summands(self, value: Atom) -> tuple[list[Atom], list[Var]]:
         """Returns the summands of ``value``, and the intermediate sums between them and ``value``.
@@ -236,8 +235,9 @@ class _Builder:
         return eqn if same and by_stages else None
 
 
+@jax.jit
 def _copied_zeros(state):
-    return jnp.copy(jnp.zeros_like(state))
+    return [jnp.copy(jnp.zeros_like(state))]
 
 
 def _widens(eqn: JaxprEqn) -> bool:
@@ -246,6 +246,11 @@ def _widens(eqn: JaxprEqn) -> bool:
     narrow, wide = aval_of(eqn.invars[0]).dtype, aval_of(eqn.outvars[0]).dtype
     floats = jnp.issubdtype(narrow, jnp.floating) and jnp.issubdtype(wide, jnp.floating)
     return bool(floats and narrow.itemsize < wide.itemsize)
+
+
+@jax.jit
+def _added(state, *values):
+    return [lax.add(state, _sum_in_order(values, state.dtype))]
 
 
 def _sum_in_order(values, dtype):
@@ -259,7 +264,7 @@ def _scan_outside(loop: Loop, body: LoopBody, result: LoopResult) -> list[JaxprE
     """The equations of a result that no stage has a part in."""
     eqns = [member.eqn for member in body.eqns]
     inputs = [loop.index] if result.state is None else [loop.index, result.state]
-    inside = {loop.index, *loop.states, *(var for eqn in eqns for var in eqn.outvars)}
+    inside = {loop.index, *loop.states, *makers_of(eqns)}
     read = [*free_variables(eqns), *([result.value] if isinstance(result.value, Var) else [])]
     outer = [var for var in dict.fromkeys(read) if var not in inside]
     whole = make_jaxpr([*outer, *inputs], eqns, [result.value])
@@ -269,8 +274,8 @@ def _scan_outside(loop: Loop, body: LoopBody, result: LoopResult) -> list[JaxprE
     scan = partial(as_scan, body=needed, summed=(result.state is None,), length=loop.num_microbatches)
     new_eqns, (final,) = traced_eqns(scan, [*outer, result.initial])
     if not any(final in eqn.outvars for eqn in new_eqns):  # the state never changes, and JAX leaves it out
-        copies, (final,) = traced_eqns(lambda x: [jnp.copy(x)], [final])
-        new_eqns = [*new_eqns, *copies]
+        new_eqns.append(copy_of(final))
+        (final,) = new_eqns[-1].outvars
     return [
         eqn.replace(outvars=[result.result if var is final else var for var in eqn.outvars])
         for eqn in new_eqns

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.cost import draws_random_bits, has_reduction, is_cheap, is_renamed
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size
+from mpmd.compiler.jaxprs.equations import Atom, is_inexact, makers_of, operands, size
+from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
+from mpmd.ir.plan import TaskType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ def find_duplicates(body: LoopBody, index: Var, has_scalar_weights: bool = False
     eqns = [member.eqn for member in body.eqns]
     states = {result.state for result in body.results}  # each belongs to one stage
     duplicates: dict[Var, Duplicate] = {}
-    computed = {var for eqn in eqns for var in eqn.outvars}
+    computed = makers_of(eqns)
     for eqn in eqns:
         reads = list(operands(eqn))
         if not is_cheap(eqn) or any(var in states for var in reads):
@@ -73,13 +73,39 @@ def find_duplicates(body: LoopBody, index: Var, has_scalar_weights: bool = False
 
 def is_weight(var: Atom, has_scalar_weights: bool = False) -> bool:
     """Whether an outer value may be a parameter: floating-point, and not a scalar unless those may be."""
-    dtype = aval_of(var).dtype
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return False
-    return (has_scalar_weights or size(var) > 1) and jnp.issubdtype(dtype, jnp.inexact)
+    return (has_scalar_weights or size(var) > 1) and is_inexact(var)
 
 
 def _takes_slice(eqn: JaxprEqn, index: Var, duplicates: Mapping[Var, Duplicate]) -> bool:
     """Whether this is where a microbatch is taken out of a loop constant: one array, the rest scalars."""
     arrays = [var for var in operands(eqn) if size(var) > 1]
     return len(arrays) == 1 and arrays[0] not in duplicates and size(eqn.outvars[0]) < size(arrays[0])
+
+
+def copy_duplicates(
+    eqns: Mapping[TaskType, Sequence[JaxprEqn]],
+    body: LoopBody,
+    duplicates: Mapping[Var, Duplicate],
+    order: MicrobatchOrder,
+) -> dict[TaskType, tuple[JaxprEqn, ...]]:
+    """Each work with the duplicates that it reads, in the order in which a microbatch passes through it."""
+    readers: dict[Var, set[TaskType]] = {}
+
+    def add_reader(work: TaskType, eqn: JaxprEqn) -> None:
+        for var in operands(eqn):
+            if var in duplicates:
+                readers.setdefault(var, set()).add(work)
+
+    for work, eqns_of_work in eqns.items():
+        for eqn in eqns_of_work:
+            add_reader(work, eqn)
+    copied: dict[TaskType, list[JaxprEqn]] = {}
+    for eqn in (member.eqn for member in reversed(body.eqns)):
+        works = set().union(*(readers.get(var, ()) for var in eqn.outvars))
+        if works and duplicates[eqn.outvars[0]].once_per_stage:
+            latest_first = sorted(works, key=order.position, reverse=True)
+            works = {*{work.stage: work for work in latest_first}.values()}  # the first work of each stage
+        for work in works:
+            copied.setdefault(work, []).append(eqn)
+            add_reader(work, eqn)
+    return {work: (*reversed(copied.get(work, ())), *eqns[work]) for work in sorted(eqns, key=order.position)}

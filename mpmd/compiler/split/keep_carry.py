@@ -5,13 +5,12 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping, Sequence
 
-import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import Accumulator, StageWork
-from mpmd.compiler.jaxprs.equations import free_variables, operands, substitute
+from mpmd.compiler.jaxprs.equations import free_variables, makers_of, operands, substitute
 from mpmd.compiler.jaxprs.source import where
-from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.jaxprs.traced import copy_of
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.errors import CompileError
 from mpmd.ir.plan import TaskType
@@ -41,10 +40,10 @@ def keep_carry(
         if early := [work for work in readers if not order.precedes(at, order.position(work))]:
             faults[_fault(a, early[0], kept, order)] = None
         elif readers:
-            copies, (copy,) = traced_eqns(lambda x: [jnp.copy(x)], [a.state])
-            kept[a.work] = [*copies, *kept[a.work]]
+            copy = copy_of(a.state)
+            kept[a.work] = [copy, *kept[a.work]]
             for work in readers:
-                kept[work] = [substitute(eqn, {a.state: copy}) for eqn in kept[work]]
+                kept[work] = [substitute(eqn, {a.state: copy.outvars[0]}) for eqn in kept[work]]
     if faults:
         raise CompileError(list(faults))
     return kept
@@ -69,7 +68,7 @@ def check_carry(schedule: Schedule, stages: Sequence[StageWork], accumulators: S
 
 def _fault(a: Accumulator, early: TaskType, eqns: Mapping[TaskType, Eqns], order: MicrobatchOrder) -> str:
     reader = next(eqn for eqn in eqns[early] if a.state in operands(eqn))
-    makers = {var: eqn for eqn in eqns[a.work] for var in eqn.outvars}
+    makers = makers_of(eqns[a.work])
     copied = next(iter(operands(makers[a.updated])), a.updated)
     updater = makers.get(copied, makers[a.updated])
     if order.slices > 1:

@@ -17,7 +17,6 @@ again, so time is not weighed against memory.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
@@ -27,7 +26,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from mpmd.compiler.jaxprs.choices import choices_in
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
-from mpmd.compiler.jaxprs.equations import free_variables, needed_eqns, operands
+from mpmd.compiler.jaxprs.equations import free_variables, makers_of, needed_eqns, operands
 from mpmd.compiler.split.duplicates import Duplicate
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, ScanRow
 from mpmd.ir.plan import TaskType
@@ -43,24 +42,13 @@ _MOST = 2**30
 Eqns = Sequence[JaxprEqn]
 
 
-@dataclasses.dataclass(frozen=True)
-class MinimizedWork:
-    """Work of which the backwards recompute what need not be kept for them.
-
-    ``recomputed`` are the variables that forwards and backwards now both define.
-    """
-
-    eqns: dict[TaskType, Eqns]
-    recomputed: Set[Var]
-
-
 def minimize_residuals(
     eqns: Mapping[TaskType, Eqns],
     results: Set[Var],
     states: Set[Var],
     duplicates: Mapping[Var, Duplicate],
     handed_on: Set[Var] = frozenset(),
-) -> MinimizedWork:
+) -> tuple[dict[TaskType, Eqns], Set[Var]]:
     """Moves cheap equations of forwards that only the stage's own backward reads to that backward.
 
     Args:
@@ -71,7 +59,8 @@ def minimize_residuals(
       handed_on: the variables that a slice of a microbatch reads from earlier slices, such as keys. They are
         kept for the backwards of the earlier slices, which run later.
 
-    Returns: the work in the same order, without equations that nothing reads any more.
+    Returns: the work in the same order, without equations that nothing reads any more; and the variables that
+      forwards and backwards now both define.
     """
     minimized = dict(eqns)
     recomputed: set[Var] = set()
@@ -91,13 +80,13 @@ def minimize_residuals(
             minimized[work] = forward
             minimized[backward] = _with_recomputed(forward, again, reading)
             recomputed.update(again)
-    return MinimizedWork(_without_dead(minimized, results), recomputed)
+    return _without_dead(minimized, results), recomputed
 
 
 def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
     """Returns the backward after the equations of the forward that it repeats, in the forward's order."""
-    of_forward = {var for eqn in forward for var in eqn.outvars}
-    of_backward = again | {var for eqn in backward for var in eqn.outvars}
+    of_forward = makers_of(forward).keys()
+    of_backward = again | makers_of(backward).keys()
     shared = [eqn for eqn in forward if not of_backward.isdisjoint(eqn.outvars)]
     return [*shared, *(eqn for eqn in backward if of_forward.isdisjoint(eqn.outvars))]
 
@@ -135,7 +124,7 @@ class _Residuals:
         self._unavailable = unavailable
         self._elsewhere = elsewhere
         self._duplicates = duplicates
-        self._maker = {var: eqn for eqn in forward for var in eqn.outvars}
+        self._maker = makers_of(forward)
         self._choices = choices_in([*forward, *backward])
         self._scans = scans
         self._read: list[Node] = [

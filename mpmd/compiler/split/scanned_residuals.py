@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import JaxprEqn, Var
 from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.jaxprs.choices import choices_in
@@ -20,12 +20,12 @@ from mpmd.compiler.jaxprs.equations import (
     free_variables,
     is_dropped,
     lookup,
+    makers_of,
     needed_eqns,
     operands,
     substitute,
     with_eqns,
 )
-from mpmd.compiler.jaxprs.scan_parts import part_of_scan
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.keys import to_aval
 
@@ -89,18 +89,18 @@ class ForwardScans:
     def keeping(self, forward: Eqns, backward: Eqns, kept: Collection[Node]) -> tuple[list, list]:
         """Rewrites the forward to stack the rows among ``kept``, and the backward to read these stacks."""
         stacks: dict[ScanRow, Var] = {}
-        replaced: dict[int, list[JaxprEqn]] = {}
+        replaced: dict[int, JaxprEqn] = {}
         for scan in self._scans:
             replaced[id(scan.eqn)], new_stacks = scan.keeping(kept)
             stacks |= new_stacks
-        new_forward = [new for eqn in forward for new in replaced.get(id(eqn), [eqn])]
-        return new_forward, [new for eqn in backward for new in self._reading(eqn, stacks)]
+        new_forward = [replaced.get(id(eqn), eqn) for eqn in forward]
+        return new_forward, [self._reading(eqn, stacks) for eqn in backward]
 
-    def _reading(self, eqn: JaxprEqn, stacks: Mapping[ScanRow, Var]) -> list[JaxprEqn]:
+    def _reading(self, eqn: JaxprEqn, stacks: Mapping[ScanRow, Var]) -> JaxprEqn:
         """Rewrites an equation of the backward to recompute the rows that it reads from the kept stacks."""
         read = {var: self.rows[var] for var in operands(eqn) if var in self.rows}
         if all(stacks.get(row) is var for var, row in read.items()):
-            return [eqn]
+            return eqn
         again = _Again()
         for scan in self._scans:
             again.add(scan, [row.var for row in read.values() if row.scan == scan.number], stacks)
@@ -113,12 +113,9 @@ class ForwardScans:
         }
         eqns = [*again.eqns, *(substitute(inner, renamed) for inner in body.eqns)]
         new = with_eqns(body, eqns, outvars=[lookup(atom, renamed) for atom in body.outvars])
-        changed = Scan.of(eqn.replace(params={**eqn.params, "jaxpr": ClosedJaxpr(new, ())}))
         results = {i for i, var in enumerate(eqn.outvars) if i < reader.num_carry or not is_dropped(var)}
-        new_eqns, _ = part_of_scan(
-            changed, eqns, results, extra_inputs=again.stacked, extra_constants=again.constants
-        )
-        return new_eqns
+        changed = dataclasses.replace(reader, body=new)
+        return changed.part(eqns, results, extra_inputs=again.stacked, extra_constants=again.constants)[0]
 
 
 class _ForwardScan:
@@ -136,7 +133,7 @@ class _ForwardScan:
         self.number = number
         self.eqn = eqn
         self._scan = scan = Scan.of(eqn)
-        self.maker = {var: inner for inner in scan.body.eqns for var in inner.outvars}
+        self.maker = makers_of(scan.body.eqns)
         self.choices = choices_in(scan.body.eqns)
         self.constants = scan.operands(scan.consts)
         self.stacked = scan.operands(scan.xs)
@@ -160,7 +157,7 @@ class _ForwardScan:
         outside = self.constants.get(atom, self.stacked.get(atom, ScanRow(self.number, atom)))
         return outside if isinstance(outside, Var | ScanRow) else None
 
-    def keeping(self, kept: Collection[Node]) -> tuple[list[JaxprEqn], dict[ScanRow, Var]]:
+    def keeping(self, kept: Collection[Node]) -> tuple[JaxprEqn, dict[ScanRow, Var]]:
         """Returns the scan that stacks the rows among ``kept`` and all that is read whole; and the stacks."""
         carry = self._scan.body.invars[self._scan.carry]
         rows = [row for var in (*carry, *self.maker) if (row := ScanRow(self.number, var)) in kept]
@@ -169,7 +166,7 @@ class _ForwardScan:
             if row in rows:
                 named.setdefault(row, var)
         if set(named.values()) == set(self.rows):
-            return [self.eqn], named
+            return self.eqn, named
         new = [row for row in rows if row not in named]
         results = {
             i
@@ -179,8 +176,8 @@ class _ForwardScan:
         }
         body = self._scan.body
         eqns = needed_eqns(body.eqns, [*(body.outvars[i] for i in results), *(row.var for row in new)])
-        new_eqns, stacks = part_of_scan(self._scan, eqns, results, extra_outputs=[row.var for row in new])
-        return new_eqns, named | dict(zip(new, stacks, strict=True))
+        part, stacks = self._scan.part(eqns, results, extra_outputs=[row.var for row in new])
+        return part, named | dict(zip(new, stacks, strict=True))
 
     def making(self, values: Iterable[Var], is_there: Collection[Var]) -> list[JaxprEqn]:
         """Returns the equations of the body that compute ``values`` from the variables ``is_there``."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from mpmd.compiler.graph import Accumulator, StageWork, TaskGraph
 from mpmd.compiler.split.accumulate import Accumulation, accumulate
 from mpmd.compiler.split.assign import assign
 from mpmd.compiler.split.check_schedule_fits import check_schedule_fits, checked_tasks
-from mpmd.compiler.split.copy_duplicates import copy_duplicates
-from mpmd.compiler.split.duplicates import find_duplicates
+from mpmd.compiler.split.duplicates import copy_duplicates, find_duplicates
 from mpmd.compiler.split.handed_on import check_slices, handed_on
 from mpmd.compiler.split.keep_carry import check_carry, keep_carry
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
@@ -29,25 +27,21 @@ def split(step: CutStep) -> TaskGraph:
     """
     loops = [_split_loop(loop) for loop in step.loops]
     outer = [*step.outside[0]]
-    for loop, eqns in zip(loops, step.outside[1:], strict=True):
-        outer += (*loop.accumulation.before, *loop.accumulation.after, *eqns)
+    for (accumulation, _, _), eqns in zip(loops, step.outside[1:], strict=True):
+        outer += (*accumulation.before, *accumulation.after, *eqns)
     return TaskGraph(
         step=step,
         outer=tuple(outer),
-        stage_work=tuple(member for loop in loops for member in loop.stage_work),
-        accumulators=tuple(accumulator for loop in loops for accumulator in loop.accumulators),
-        tasks=tuple(loop.tasks for loop in loops),
+        stage_work=tuple(member for _, stage_work, _ in loops for member in stage_work),
+        accumulators=tuple(a for accumulation, _, _ in loops for a in accumulation.accumulators),
+        tasks=tuple(tasks for _, _, tasks in loops),
     )
 
 
-class _SplitLoop(NamedTuple):
-    stage_work: tuple[StageWork, ...]
-    accumulation: Accumulation
-    accumulators: tuple[Accumulator, ...]
-    tasks: tuple[tuple[Cell, ...], ...]
-
-
-def _split_loop(loop: Loop) -> _SplitLoop:
+def _split_loop(
+    loop: Loop,
+) -> tuple[Accumulation, tuple[StageWork, ...], tuple[tuple[Cell, ...], ...]]:
+    """The accumulators of a loop, the work of its stages, and the tasks of each group."""
     tasks = checked_tasks(loop)
     order = MicrobatchOrder(loop.numbers)
     # 1. The marks go; what they said about the equations around them stays.
@@ -65,19 +59,19 @@ def _split_loop(loop: Loop) -> _SplitLoop:
     # 5. Each work gets the duplicates that it reads.
     complete = copy_duplicates(accumulation.eqns, body, duplicates, order)
     # 6. Backwards compute again what forwards need not keep for them.
-    minimized = minimize_residuals(
+    minimized, recomputed = minimize_residuals(
         complete, accumulation.updated, accumulation.states, duplicates, handed_on(complete, order)
     )
     # 7. What is carried from microbatch to microbatch is read by the work that updates it.
-    kept = keep_carry(minimized.eqns, accumulation.accumulators, order)
+    kept = keep_carry(minimized, accumulation.accumulators, order)
     # 8. Backwards become two halves where the schedule has tasks for them.
-    stage_work = split_backwards(kept, tasks, duplicates.keys() | minimized.recomputed)
+    stage_work = split_backwards(kept, tasks, duplicates.keys() | recomputed)
     accumulators = tuple(_with_half(accumulator, stage_work) for accumulator in accumulation.accumulators)
     check_slices(stage_work, order)
     check_carry(loop.schedule, stage_work, accumulators)
     # 9. The schedule has a task for all work, in an order that gives the loop's results.
     check_schedule_fits(loop, tasks, stage_work, accumulators)
-    return _SplitLoop(stage_work, accumulation, accumulators, tasks)
+    return dataclasses.replace(accumulation, accumulators=accumulators), stage_work, tasks
 
 
 def _with_half(accumulator: Accumulator, stage_work: Sequence[StageWork]) -> Accumulator:

@@ -18,10 +18,10 @@ from mpmd.compiler.jaxprs.control_flow import with_results
 from mpmd.compiler.jaxprs.equations import (
     free_variables,
     is_dropped,
+    makers_of,
     needed_eqns,
 )
 from mpmd.compiler.jaxprs.remat import without_remat
-from mpmd.compiler.jaxprs.scan_parts import part_of_scan
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.plan import Cell, TaskType
 
@@ -112,9 +112,9 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list
     later = {i for i, var in enumerate(eqn.outvars) if i not in now and not is_dropped(var)}
     if not later:
         return [eqn], []
-    known = {var for inner in first for var in inner.outvars} | {carry[i] for i in now if i < len(carry)}
+    known = makers_of(first).keys() | {carry[i] for i in now if i < len(carry)}
     results = [atom for i in later if isinstance(atom := body.outvars[i], Var)]
     stacked = [var for var in dict.fromkeys([*free_variables(second), *results]) if var in known]
-    one, stacks = part_of_scan(scan, first, now, extra_outputs=stacked)
-    two, _ = part_of_scan(scan, second, later, extra_inputs=dict(zip(stacked, stacks, strict=True)))
-    return one, two
+    one, stacks = scan.part(first, now, extra_outputs=stacked)
+    two, _ = scan.part(second, later, extra_inputs=dict(zip(stacked, stacks, strict=True)))
+    return [one], [two]

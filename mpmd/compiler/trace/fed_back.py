@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, variables
-from mpmd.compiler.jaxprs.live import live_eqns
-from mpmd.compiler.trace.batches import find_batches
+from mpmd.compiler.jaxprs.control_flow import live_eqns
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size, variables
+from mpmd.compiler.jaxprs.marks import closed_over
+from mpmd.language.reduce import treduce_p
 
 
 def find_fed_back(
@@ -41,7 +42,7 @@ def find_fed_back(
         starts.append(starts[-1] + len(jax.tree.leaves(argument)))
     free: dict[Any, dict[int, None]] = collections.defaultdict(dict)
     live = live_eqns(step.eqns, step.outvars)
-    batches = find_batches(step, live) - set(itertools.compress(arguments, donated))
+    batches = _find_batches(step, live) - set(itertools.compress(arguments, donated))
     read = set(variables(step.outvars)).union(*map(operands, live))
     for i, argument in enumerate(args):
         leaves = read.intersection(arguments[starts[i] : starts[i + 1]])
@@ -96,3 +97,52 @@ def _reached(sources: Sequence[Var], eqns: Iterable[JaxprEqn]) -> Mapping[Var, i
         if bits:
             reached.update(dict.fromkeys(eqn.outvars, bits))
     return reached
+
+
+_REARRANGED = frozenset(
+    "broadcast_in_dim convert_element_type copy reshape sharding_constraint slice squeeze transpose".split()
+)
+_TAKEN = frozenset({"dynamic_slice", "gather"})
+
+
+def _find_batches(step: Jaxpr, eqns: Sequence[JaxprEqn]) -> set[Var]:
+    """The arguments of a step of which all that it reads are the microbatches.
+
+    Args:
+      eqns: those of the step's equations that its results need.
+    """
+    read_otherwise = set(variables(step.outvars))
+    taken: set[Var] = set()
+    for eqn in reversed(eqns):
+        taken_here: set[Var] = set()
+        if eqn.primitive is treduce_p:
+            taken_here = _taken_by(eqn)
+        elif eqn.primitive.name in _REARRANGED and taken.difference(read_otherwise).issuperset(eqn.outvars):
+            taken_here = set(operands(eqn))
+        taken |= taken_here
+        read_otherwise.update(var for var in operands(eqn) if var not in taken_here)
+    return taken.difference(read_otherwise).intersection(step.invars)
+
+
+def _taken_by(loop: JaxprEqn) -> set[Var]:
+    """The values that a loop reads at the microbatch index alone."""
+    body: Jaxpr = loop.params["body"]
+    outer = closed_over(loop)
+    whole = _read_whole(body, [body.invars[len(outer)]])
+    read = {var for eqn in body.eqns for var in operands(eqn)} - whole
+    taken = set(variables(atom for var, atom in outer.items() if var in read))
+    return taken.difference(variables(loop.invars[len(outer) :]))
+
+
+def _read_whole(jaxpr: Jaxpr, indices: Collection[Var]) -> set[Var]:
+    """The values that equations read other than at one of the indices."""
+    counted = set(indices)
+    whole = set(variables(jaxpr.outvars))
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _TAKEN and not counted.isdisjoint(operands(eqn)[1:]):
+            whole.update(operands(eqn)[1:])
+        else:
+            whole.update(operands(eqn))
+        if not counted.isdisjoint(operands(eqn)) and all(size(var) == 1 for var in eqn.outvars):
+            counted.update(eqn.outvars)
+    return whole

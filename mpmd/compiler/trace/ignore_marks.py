@@ -5,8 +5,8 @@ from __future__ import annotations
 from jax.extend.core import Jaxpr
 
 from mpmd.compiler.cut_scans import layers_p
+from mpmd.compiler.jaxprs.control_flow import live_eqns
 from mpmd.compiler.jaxprs.equations import make_jaxpr
-from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.jaxprs.marks import marks_in, without_identities
 from mpmd.compiler.jaxprs.source import line_of
 from mpmd.compiler.steps import TracedStep
@@ -24,10 +24,12 @@ def ignore_marks(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[str, ...]]:
     Returns: the names of the marks that a result depends on, too. The marks of a model that is called to find
       the shapes of its weights are dead code.
     """
+    unmarked = without_identities(jaxpr, mark_p, layers_p, open_rows_p)
+    if unmarked is jaxpr:
+        return jaxpr, ()
     live = (eqn for eqn in live_eqns(jaxpr.eqns, jaxpr.outvars) if eqn.primitive is not treduce_p)
     marks = marks_in(make_jaxpr([], [*live], []))
-    ignored = dict.fromkeys(mark_text(eqn, line_of(eqn)) for eqn, _ in marks)
-    return without_identities(jaxpr, mark_p, layers_p, open_rows_p), tuple(ignored)
+    return unmarked, tuple(dict.fromkeys(mark_text(eqn, line_of(eqn)) for eqn, _ in marks))
 
 
 def warn_of_ignored_marks(step: TracedStep) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn
 
+from mpmd.compiler.jaxprs.control_flow import live_eqns
 from mpmd.compiler.jaxprs.equations import aval_of, avals_of
-from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.steps import TracedStep
 from mpmd.compiler.trace.to_jaxpr import to_jaxpr

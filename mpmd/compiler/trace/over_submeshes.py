@@ -1,16 +1,21 @@
-"""Takes shardings out of the types of values.
+"""Moves a step to the submesh of whichever group runs it, and takes shardings out of the types of values.
 
 Where mesh axes have the type ``Explicit``, JAX writes into the type of each value how it is sharded, and
 checks it while the step is traced. The passes that follow rewrite equations, and for some new equations JAX
 would ask for a sharding that only the user knows. So the step goes on as it would be over ``Auto`` axes: the
 shardings in the types of variables are kept as specs, and ``reshard`` and ``out_sharding`` become sharding
 constraints.
+
+The meshes that ``shard_map``s and shardings name become abstract. A mesh of as many devices as a group has
+becomes the group's devices, in their order. A sharding over any other mesh, such as that of all groups, is
+taken over the submesh if that has all the axes it names. So is one over a group's mesh that lacks axes of
+size one.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,17 +35,18 @@ from mpmd.compiler.jaxprs.equations import (
     with_eqns,
     with_params,
 )
-from mpmd.compiler.jaxprs.source import is_transposed
+from mpmd.compiler.jaxprs.source import is_transposed, where
+from mpmd.errors import CompileError
 from mpmd.ir.plan import Spec
 from mpmd.language.per_group import per_group_p, typed_again
-from mpmd.sharding import explicit_sharding, is_explicit, to_spec, with_auto_axes, within
+from mpmd.sharding import axes_named, explicit_sharding, is_explicit, to_spec, with_auto_axes, within
 
 _NAMES_MESH = frozenset("device_put jit layout_constraint shard_map sharding_constraint".split())
 """Equations whose parameters are over a mesh for another reason than the type of a result."""
 
 
-class WithoutTypes:
-    """Replaces variables by variables without a sharding in their type, in equations, too.
+class OverSubmeshes:
+    """Replaces variables by variables without a sharding in their type, in equations, too, and meshes.
 
     A variable whose type has no sharding, as over ``Auto`` axes, stays the same.
 
@@ -49,8 +55,10 @@ class WithoutTypes:
         of another type may shard the value, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, submeshes: Sequence[AbstractMesh]):
         self.specs: dict[Var, Spec] = {}
+        self._submeshes = [*map(with_auto_axes, submeshes)]
+        self._faults: dict[str, None] = {}
         self._replaced: dict[Var, Var] = {}
         self._contexts: dict[int, Any] = {}  # by the identity of the context that each takes the place of
 
@@ -66,7 +74,14 @@ class WithoutTypes:
                     self.specs[untyped] = spec
         return self._replaced[var]
 
-    def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
+    def step(self, jaxpr: Jaxpr) -> Jaxpr:
+        """Raises ``CompileError`` naming every equation over a mesh that is no group's."""
+        moved = self._jaxpr(jaxpr)
+        if self._faults:
+            raise CompileError(list(self._faults))
+        return moved
+
+    def _jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
         renamed: dict[Var, Atom] = {}
         eqns = [new for eqn in jaxpr.eqns for new in self._equations(eqn, renamed)]
         before = [*jaxpr.constvars, *jaxpr.invars, *jaxpr.eqns]
@@ -112,13 +127,32 @@ class WithoutTypes:
     def _parameter(self, eqn: JaxprEqn, value: Any) -> Any:
         match value:
             case Jaxpr():
-                return self.jaxpr(value)
+                return self._jaxpr(value)
             case Mesh() | AbstractMesh():
-                return with_auto_axes(value)
+                return self._abstract(eqn, with_auto_axes(value))
             case NamedSharding(mesh=mesh) if is_explicit(mesh):
-                if eqn.primitive.name in _NAMES_MESH:
-                    return NamedSharding(with_auto_axes(mesh), value.spec)
-                return None
+                if eqn.primitive.name not in _NAMES_MESH:
+                    return None
+                return self._abstract(eqn, NamedSharding(with_auto_axes(mesh), value.spec))
+        return self._abstract(eqn, value)
+
+    def _abstract(self, eqn: JaxprEqn, value: Any) -> Any:
+        """The mesh or sharding over the submesh of a group, or over an abstract mesh of as many devices."""
+        names_devices = eqn.primitive.name == "shard_map"  # of others a mesh is what they were traced in
+        submesh, sizes = self._submeshes[0], {submesh.size for submesh in self._submeshes}
+        match value:
+            case Mesh() if not names_devices:
+                return value
+            case Mesh() if value.size in sizes:
+                return value.abstract_mesh
+            case NamedSharding(mesh=Mesh() | AbstractMesh() as mesh) if _are_axes_of(value, submesh):
+                return value if mesh == submesh else NamedSharding(submesh, value.spec)
+            case NamedSharding(mesh=Mesh() as mesh) if mesh.size in sizes:
+                return NamedSharding(mesh.abstract_mesh, value.spec)
+            case NamedSharding(mesh=Mesh()) if axes_named(value) <= set(submesh.axis_names):
+                return NamedSharding(submesh, value.spec)
+            case Mesh() | NamedSharding(mesh=Mesh()):
+                self._faults[_fault(eqn, value, self._submeshes)] = None
         return value
 
     def _constraint_of(self, eqn: JaxprEqn) -> NamedSharding | None:
@@ -139,7 +173,8 @@ class WithoutTypes:
         left = PartitionSpec.UNCONSTRAINED if _other_axes(sharding.mesh) else None
         entries = [*sharding.spec, *[None] * (len(shape_of(result)) - len(sharding.spec))]
         spec = PartitionSpec(*(left if entry is None else entry for entry in entries))
-        new = constraint(value, NamedSharding(sharding.mesh.abstract_mesh, spec), eqn)
+        over_auto_axes = NamedSharding(with_auto_axes(sharding.mesh.abstract_mesh), spec)
+        new = constraint(value, self._abstract(eqn, over_auto_axes), eqn)
         return new.replace(outvars=[result], ctx=self._context(eqn))
 
     def _context(self, eqn: JaxprEqn) -> Any:
@@ -182,3 +217,23 @@ def _asked_for(eqn: JaxprEqn) -> NamedSharding | None:
     initial = eqn.params.get("sharding")
     splits = isinstance(initial, NamedSharding) and is_explicit(initial.mesh) and any(initial.spec)
     return initial if splits else None
+
+
+def _are_axes_of(sharding: NamedSharding, submesh: AbstractMesh) -> bool:
+    """Whether a sharding's mesh is a submesh, but for axes of size one, outside of a ``shard_map``."""
+    mesh = sharding.mesh
+    large = {name: size for name, size in submesh.shape.items() if size > 1}
+    return (
+        AxisType.Manual not in mesh.axis_types
+        and axes_named(sharding) <= set(submesh.axis_names)
+        and {name: size for name, size in mesh.shape.items() if size > 1} == large
+    )
+
+
+def _fault(eqn: JaxprEqn, value: Mesh | NamedSharding, submeshes: Sequence[AbstractMesh]) -> str:
+    mesh = value if isinstance(value, Mesh) else value.mesh
+    shapes = dict.fromkeys(str(dict(submesh.shape)) for submesh in submeshes)
+    return (
+        f"{eqn.primitive} at {where(eqn)} is over the mesh {dict(mesh.shape)}, but a group's is "
+        f"{' or '.join(shapes)}: leave the mesh out, to mean the group's, or give one of as many devices"
+    )
