@@ -51,7 +51,7 @@ def plan(
     static_argnums: int | Iterable[int] = (),
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] | None = None,
-    simulate: int = 32,
+    simulate: int = 4,
     seconds: float | None = None,
     measure: int = 0,
     memory_margin: float = 0.08,
@@ -70,7 +70,7 @@ def plan(
     ``mpmd.auto_marks``, and ``mpmd.microbatches(batch)`` without a number. The schedule of a ``treduce`` is
     replaced. Several loops share the groups, and each has its own stages and schedule. For a step without a
     loop only the devices of one group and the shardings are chosen. Formulas rank all candidates; the best
-    are planned, and the plans simulated.
+    of each kind are planned, and the plans simulated.
 
     Args:
       step: as ``mpmd.jit`` takes it; traced once for each candidate that is planned.
@@ -91,10 +91,11 @@ def plan(
       kwarg_shardings: the same for arguments that are passed by name, by name.
       static_argnums, static_argnames: as those of ``mpmd.jit``.
       donate_argnums: the arguments that the step may take over; by default those that it returns updated.
-      simulate: the number of the best candidates that are planned and simulated, beside the alternatives.
-      seconds: the time after which no further candidate is planned. By default no clock decides, so that the
-        answer does not depend on the machine: planning ends when the plans so far are large enough to have
-        taken about ten seconds.
+      simulate: the number of candidates that are planned and simulated: the fastest by the formulas, the
+        simplest that may be as fast, the fastest of each other kind, such as one group, equal groups or
+        groups that differ, and the next ones. More are planned only until one fits.
+      seconds: the time after which no further candidate is planned once one fits. By default no clock
+        decides, so that the answer does not depend on the machine.
       measure: the number of the best candidates whose tasks are compiled and run, without a pipeline, on the
         devices of this process, which have to be of the cluster's kind. Up to three times as many are
         measured, as long as one that is not measured may be as fast: its simulated time counts, multiplied by

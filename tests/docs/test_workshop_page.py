@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from mpmd.planner.simplicity import may_be_as_fast
+from mpmd.planner.reasons import may_be_as_fast
 from tests.support.pages import blocks, run
 from tests.support.parity import assert_close
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.planner.simplicity import may_be_as_fast
+from mpmd.planner.reasons import may_be_as_fast
 from tests.support.parity import assert_close
 from tests.support.planned_steps import (
     ADAM,

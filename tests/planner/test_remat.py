@@ -14,7 +14,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.profiling.layered_step import layered
 from mpmd.planner.profiling.open_step import profile_of
 from mpmd.planner.profiling.tracing import EACH_LAYER, traced_layers
-from mpmd.planner.simplicity import complexity
+from mpmd.planner.reasons import complexity
 from mpmd.simulate import Link
 from tests.support.parity import assert_close
 

@@ -7,9 +7,8 @@ import pytest
 
 from mpmd.language.remat import Remat
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.reasons import ranked
+from mpmd.planner.reasons import complexity, may_be_as_fast, ranked
 from mpmd.planner.search.search import USUAL, SearchBudget, evaluated_rows, search, search_space
-from mpmd.planner.simplicity import complexity, may_be_as_fast
 from mpmd.schedules import Std1F1B, ZeroBubble
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 

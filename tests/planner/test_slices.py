@@ -12,6 +12,7 @@ from mpmd.planner.choice_table import row_data
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.profiling.tracing import traced_layers
+from mpmd.planner.reasons import complexity
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, closed_form
 from mpmd.planner.search.families import SLICED, build, family_of
 from mpmd.planner.search.formula import evaluate
@@ -19,7 +20,6 @@ from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.search import SearchBudget, search
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.unsliced import advice_on_slices
-from mpmd.planner.simplicity import complexity
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Costs, Link, simulate
 from tests.support.parity import assert_close
@@ -67,7 +67,7 @@ def sliced_arguments():
 
 def planned(written, **constraints):
     step = step_of(written, loss=sliced_loss(position_by_position, slices=SLICES, stages=STAGES))
-    return mpmd.plan(step, *sliced_arguments(), cluster=CLUSTER, simulate=1, **constraints)
+    return mpmd.plan(step, *sliced_arguments(), cluster=CLUSTER, simulate=2, **constraints)
 
 
 def whole_step(params, tokens, targets):

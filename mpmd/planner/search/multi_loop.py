@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.constraints import Constraints
@@ -22,9 +22,9 @@ from mpmd.planner.layer_profile import LayerProfile, TaskWork
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.reasons import StepDoesNotFit, missing_bytes, ranked, shortage
 from mpmd.planner.search.candidates import best_cut, best_of
-from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.families import family_of
 from mpmd.planner.search.formula import PricedCandidate
+from mpmd.planner.search.refusals import combined, contradictions
 from mpmd.planner.search.search import NUM_ROWS, USUAL, SearchBudget, as_written, search
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
@@ -96,15 +96,13 @@ def search_loops(
     num_tasks = 0
     # A number of groups that is fixed for the loop with most layers is fixed for the step.
     groups = max(loop.space.constraints.groups or 0 for loop in loops.values())
-    for label, shared in _shared_decisions([*loops.values()]):
-        if groups and len(shared.submeshes) != groups:
-            continue
-        if num_tasks > budget.tasks and not label:
+    for shared in _shared_decisions([*loops.values()]):
+        if num_tasks > budget.tasks or (groups and len(shared.submeshes) != groups):
             continue
         best, tasks = _best_on(shared, loops, cluster)
         num_tasks += tasks
         if best is not None:
-            rows.append(_row(label, shared, [best[kind] for kind in kinds], cluster))
+            rows.append(_row(shared, [best[kind] for kind in kinds], cluster))
     if all(shortage(row, cluster) for row in rows):
         missing = [missing_bytes(row.candidate, row.prediction, cluster) for row in rows]
         least = rows[missing.index(min(missing))] if rows else None
@@ -201,12 +199,9 @@ def _on_fewer_groups(constraints: Constraints, num_layers: int, most: int) -> Co
     return dataclasses.replace(constraints, groups=num_layers, submesh=fewer)
 
 
-def _shared_decisions(loops: Sequence[_TypicalLoop]) -> list[tuple[str, Candidate]]:
-    """Returns a labelled candidate for each choice of the shared decisions: the best row of each loop comes
-    first.
-
-    Labels are empty except for alternatives.
-    """
+def _shared_decisions(loops: Sequence[_TypicalLoop]) -> Iterable[Candidate]:
+    """Returns a candidate for each choice of the shared decisions: first of the alternatives to a pipeline,
+    then of the best row of each loop."""
 
     def is_open(loop: _TypicalLoop) -> bool:
         return loop.space.profile.num_microbatches is None
@@ -223,14 +218,14 @@ def _shared_decisions(loops: Sequence[_TypicalLoop]) -> list[tuple[str, Candidat
     def key(candidate: Candidate) -> Hashable:
         return candidate.shared, candidate.num_microbatches if usual else None
 
-    labelled = [(row.label, with_number(loops[0], row)) for row in loops[0].rows if row.label]
-    known = {key(candidate) for _, candidate in labelled}
+    alternatives = [(loops[0], row) for row in loops[0].rows if row.label]
     ordered = itertools.zip_longest(*([(loop, row) for row in loop.rows] for loop in loops))
-    candidates = (with_number(*pair) for pair in itertools.chain.from_iterable(ordered) if pair)
-    others: dict[Hashable, Candidate] = {}
-    for candidate in candidates:
-        others.setdefault(key(candidate), candidate)
-    return [*labelled, *(("", candidate) for of_key, candidate in others.items() if of_key not in known)]
+    chosen: dict[Hashable, Candidate] = {}
+    for pair in itertools.chain(alternatives, *ordered):
+        if pair is not None:
+            candidate = with_number(*pair)
+            chosen.setdefault(key(candidate), candidate)
+    return chosen.values()
 
 
 def _best_on(
@@ -249,7 +244,7 @@ def _best_on(
     return best, num_tasks
 
 
-def _row(label: str, shared: Candidate, loops: Sequence[PricedCandidate], cluster: AnyCluster) -> Row:
+def _row(shared: Candidate, loops: Sequence[PricedCandidate], cluster: AnyCluster) -> Row:
     """The row of a step: the sum of the times of its loops, and the memory of the loop that lacks the most
     memory."""
     first, *later = (dataclasses.replace(e.candidate, submeshes=shared.submeshes) for e in loops)
@@ -271,4 +266,4 @@ def _row(label: str, shared: Candidate, loops: Sequence[PricedCandidate], cluste
         stage_seconds=tuple(itertools.chain(*(e.prediction.stage_seconds for e in loops))),
         source="formula",
     )
-    return Row(dataclasses.replace(first, later=tuple(later)), prediction, label)
+    return Row(dataclasses.replace(first, later=tuple(later)), prediction)

@@ -19,21 +19,19 @@ from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.reasons import StepDoesNotFit, ranked, shortage
+from mpmd.planner.reasons import StepDoesNotFit, complexity, ranked, shortage
 from mpmd.planner.search.alternatives import alternatives
 from mpmd.planner.search.candidates import best_cut
-from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.estimates import estimates
 from mpmd.planner.search.exhaustive import every_candidate, is_small, lower_bound
 from mpmd.planner.search.families import family_of
 from mpmd.planner.search.forms import Forms
 from mpmd.planner.search.formula import PricedCandidate, evaluate
-from mpmd.planner.search.infeasible import infeasible
+from mpmd.planner.search.refusals import combined, contradictions, infeasible
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stage_policies import best_by_stage, may_have_policies, with_policies
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.uneven import uneven_submeshes
-from mpmd.planner.simplicity import complexity
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule
 
@@ -112,13 +110,9 @@ def search_space(profile: LayerProfile, cluster: AnyCluster, constraints: Constr
 
 
 def evaluated_rows(space: SearchSpace, budget: SearchBudget) -> list[Row]:
-    """All evaluated candidates, then the alternatives to a pipeline with their labels; in no order."""
-    evaluations = _evaluations(space, budget)
-    labelled = alternatives(space)
-    known = {evaluation.candidate for _, evaluation in labelled}
-    others = {evaluation.candidate: ("", evaluation) for evaluation in evaluations}
-    unlabelled = [pair for candidate, pair in others.items() if candidate not in known]
-    return [Row(e.candidate, e.prediction, label) for label, e in unlabelled + labelled]
+    """All evaluated candidates and the alternatives to a pipeline, in no order."""
+    evaluations = [*_evaluations(space, budget), *alternatives(space)]
+    return [Row(*pair) for pair in {e.candidate: e.prediction for e in evaluations}.items()]
 
 
 def as_written(
