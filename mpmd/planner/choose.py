@@ -51,7 +51,7 @@ def plan(
     static_argnums: int | Iterable[int] = (),
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] | None = None,
-    simulate: int = 4,
+    simulate: int = 3,
     seconds: float | None = None,
     measure: int = 0,
     memory_margin: float = 0.08,

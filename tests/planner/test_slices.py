@@ -17,7 +17,7 @@ from mpmd.planner.search.closed_forms import CLOSED_FORMS, closed_form
 from mpmd.planner.search.families import SLICED, build, family_of
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.orders import order_of
-from mpmd.planner.search.search import SearchBudget, search
+from mpmd.planner.search.search import search
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.unsliced import advice_on_slices
 from mpmd.planner.trials.trials import StepSpec, Trials
@@ -253,12 +253,12 @@ def test_slices_pay_latencies_overheads_and_weights_again():
     assert often > 2 * once
 
 
-@pytest.mark.parametrize("budget", [SearchBudget(), SearchBudget(exhaustive=False)])
-def test_a_search_finds_slices_where_memory_is_short(budget):
+@pytest.mark.parametrize("exhaustive", [True, False])
+def test_a_search_finds_slices_where_memory_is_short(exhaustive):
     parts = [layer("", 1e12, residuals=1000) for _ in range(4)]
     made = dataclasses.replace(profile(tuple(parts), 4), slices=4, are_stages=True, num_microbatches=4)
     short = dataclasses.replace(FAST, memory=2500)
-    best = search(made, short, Constraints(groups=4, submesh={}), budget)[0]
+    best = search(made, short, Constraints(groups=4, submesh={}), exhaustive)[0]
     assert best.candidate.schedule.slices == 4 and best.prediction.memory.total <= 2500
 
 

@@ -21,10 +21,8 @@ def best_cut(space: SearchSpace, candidate: Candidate) -> PricedCandidate | None
 
     If no cut fits, returns the cut that lacks the least memory.
     """
-    if candidate not in space.best_cuts:
-        evaluations = [evaluate(space.model, cut) for cut in cut_candidates(space, candidate)]
-        space.best_cuts[candidate] = best_of(evaluations, space.model.cluster)
-    return space.best_cuts[candidate]
+    evaluations = [evaluate(space.model, cut) for cut in cut_candidates(space, candidate)]
+    return best_of(evaluations, space.model.cluster)
 
 
 def best_of(evaluations: list[PricedCandidate], cluster: AnyCluster) -> PricedCandidate | None:

@@ -25,7 +25,7 @@ from mpmd.planner.search.candidates import best_cut, best_of
 from mpmd.planner.search.families import family_of
 from mpmd.planner.search.formula import PricedCandidate
 from mpmd.planner.search.refusals import combined, contradictions
-from mpmd.planner.search.search import NUM_ROWS, USUAL, SearchBudget, as_written, search
+from mpmd.planner.search.search import MOST_TASKS, NUM_ROWS, as_written, search
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.schedules import Schedule
@@ -78,7 +78,7 @@ def search_loops(
     profiles: Sequence[LayerProfile],
     cluster: AnyCluster,
     constraints: Sequence[Constraints],
-    budget: SearchBudget = USUAL,
+    exhaustive: bool = True,
 ) -> tuple[Row, ...]:
     """The best candidates, the shortest step first, and the alternatives to a pipeline; as ``search``.
 
@@ -89,15 +89,15 @@ def search_loops(
     Raises: ``ValueError`` as ``search``; faults of a loop name the loop.
     """
     if len(profiles) == 1:
-        return search(profiles[0], cluster, constraints[0], budget)
+        return search(profiles[0], cluster, constraints[0], exhaustive)
     kinds = _kinds(profiles)
-    loops = _loops({kind: kinds.index(kind) for kind in kinds}, profiles, cluster, constraints, budget)
+    loops = _loops({kind: kinds.index(kind) for kind in kinds}, profiles, cluster, constraints, exhaustive)
     rows: list[Row] = []
     num_tasks = 0
     # A number of groups that is fixed for the loop with most layers is fixed for the step.
     groups = max(loop.space.constraints.groups or 0 for loop in loops.values())
     for shared in _shared_decisions([*loops.values()]):
-        if num_tasks > budget.tasks or (groups and len(shared.submeshes) != groups):
+        if num_tasks > MOST_TASKS or (groups and len(shared.submeshes) != groups):
             continue
         best, tasks = _best_on(shared, loops, cluster)
         num_tasks += tasks
@@ -127,7 +127,7 @@ def loops_as_written(
         return as_written(profiles[0], cluster, schedules[0], constraints)
     each = [dataclasses.replace(constraints, schedule=schedule) for schedule in schedules]
     try:
-        rows = search_loops(profiles, cluster, each, SearchBudget(exhaustive=False))
+        rows = search_loops(profiles, cluster, each, exhaustive=False)
     except ValueError:  # contradictions, or nothing fits
         return None
     return dataclasses.replace(rows[0], label="as written")
@@ -158,7 +158,7 @@ def _loops(
     profiles: Sequence[LayerProfile],
     cluster: AnyCluster,
     constraints: Sequence[Constraints],
-    budget: SearchBudget,
+    exhaustive: bool,
 ) -> dict[int, _TypicalLoop]:
     """Each kind of loop, searched by itself. Raises ``ValueError`` with all conflicts of constraints."""
     most = max(len(profile.layers) for profile in profiles)
@@ -175,7 +175,7 @@ def _loops(
     for kind, of_kind in constraints_of.items():
         profile = profiles[kind]
         try:
-            rows = search(profile, cluster, of_kind, budget)
+            rows = search(profile, cluster, of_kind, exhaustive)
         except StepDoesNotFit as error:
             raise StepDoesNotFit(f"loop {kind}: {error}") from error
         except ValueError as error:

@@ -4,7 +4,8 @@ One heap holds candidates by the seconds that their steps take at least, or are 
 whose layers are not cut yet (``estimates.py``), all candidates of a small problem (``exhaustive.py``), groups
 of different sizes (``uneven.py``), and candidates with a policy of rematerialisation for each stage
 (``stage_policies.py``). The first candidate of the heap is cut into stages (``candidates.py``) and simulated
-(``formula.py``), until the next one is too slow by its key.
+(``formula.py``), until the next one is too slow by its key. Limits are numbers of candidates and of simulated
+tasks, so that no clock decides.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.reasons import StepDoesNotFit, complexity, ranked, shortage
+from mpmd.planner.reasons import KNOWN_SCHEDULES, StepDoesNotFit, ranked, shortage
 from mpmd.planner.search.alternatives import alternatives
 from mpmd.planner.search.candidates import best_cut
 from mpmd.planner.search.estimates import estimates
@@ -39,6 +40,15 @@ OPEN = Constraints()
 
 NUM_ROWS = 32
 
+LEAST_CANDIDATES = 40
+"""The number of estimates that are cut and simulated, however slow the next estimate is."""
+
+MOST_TASKS = 400_000
+"""The number of tasks that are simulated for the estimates."""
+
+MOST_FURTHER_TASKS = 40_000
+"""The number of tasks that are simulated for groups of different sizes, and again for other schedules."""
+
 SLACK = 1.05
 """The search ends when the next estimate is 1.05 times the best step: estimates are as close as that."""
 
@@ -55,47 +65,26 @@ different sizes are tried."""
 MOST_FAMILIES = 5
 """The most schedules, the best first, under which groups of different sizes are tried."""
 
-MOST_UNEQUAL = 4
-"""The most candidates with groups of different sizes that are tried under all schedules."""
-
-MOST_PLAIN = 8
-"""The most candidates that are tried under 1F1B, too."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchBudget:
-    """Limits of a search, as numbers of candidates and simulated tasks, so that no clock decides.
-
-    Attributes:
-      least: the number of candidates that are cut and simulated, whatever the next estimates are.
-      tasks: the number of tasks that are simulated for the estimates.
-      further_tasks: the same for candidates with groups of different sizes and with other schedules, and for
-        the estimates that are left.
-      exhaustive: whether all candidates of a small problem are tried.
-    """
-
-    least: int = 40
-    tasks: int = 400_000
-    further_tasks: int = 40_000
-    exhaustive: bool = True
-
-
-USUAL = SearchBudget()
+MOST_REORDERED = 4
+"""The most candidates that are tried under all schedules."""
 
 
 def search(
-    profile: LayerProfile, cluster: AnyCluster, constraints: Constraints = OPEN, budget: SearchBudget = USUAL
+    profile: LayerProfile, cluster: AnyCluster, constraints: Constraints = OPEN, exhaustive: bool = True
 ) -> tuple[Row, ...]:
     """The best candidates, the shortest step first, and the alternatives to a pipeline.
 
     Candidates that do not fit come last. The alternatives have labels: ``one device``, ``data parallel``,
     ``FSDP`` and ``tensor parallel``; other rows have none.
 
+    Args:
+      exhaustive: whether all candidates of a small problem are tried.
+
     Raises: ``ValueError`` for constraints that conflict with one another, the step or the cluster, with all
       conflicts; and when nothing fits, with the missing memory and the nearest that would fit.
     """
     space = search_space(profile, cluster, constraints)
-    rows = evaluated_rows(space, budget)
+    rows = evaluated_rows(space, exhaustive)
     if all(shortage(row, cluster) for row in rows):
         raise StepDoesNotFit(infeasible(space))
     return ranked(rows, cluster, NUM_ROWS)
@@ -109,9 +98,9 @@ def search_space(profile: LayerProfile, cluster: AnyCluster, constraints: Constr
     return SearchSpace(CostModel(profile, cluster), constraints)
 
 
-def evaluated_rows(space: SearchSpace, budget: SearchBudget) -> list[Row]:
+def evaluated_rows(space: SearchSpace, exhaustive: bool = True) -> list[Row]:
     """All evaluated candidates and the alternatives to a pipeline, in no order."""
-    evaluations = [*_evaluations(space, budget), *alternatives(space)]
+    evaluations = [*_evaluations(space, exhaustive), *alternatives(space)]
     return [Row(*pair) for pair in {e.candidate: e.prediction for e in evaluations}.items()]
 
 
@@ -126,32 +115,30 @@ def as_written(
         space = search_space(profile, cluster, dataclasses.replace(constraints, schedule=schedule))
     except ValueError:
         return None
-    heap = _Heap(space, USUAL)
+    heap = _Heap(space)
     heap.walk_estimates()
     best = next(iter(heap.best_first()), None)
     return Row(best.candidate, best.prediction, "as written") if best else None
 
 
-def _evaluations(space: SearchSpace, budget: SearchBudget) -> list[PricedCandidate]:
-    heap = _Heap(space, budget)
-    if budget.exhaustive and is_small(space):
+def _evaluations(space: SearchSpace, exhaustive: bool) -> list[PricedCandidate]:
+    heap = _Heap(space)
+    if exhaustive and is_small(space):
         heap.limit(math.inf)
         for candidate in every_candidate(space):
             heap.push(lower_bound(space, candidate), candidate)
         heap.walk(least=1, slack=SMALL_SLACK)
-    else:
-        heap.walk_estimates()
-        heap.limit(budget.further_tasks)
-        for seconds, candidate in _uneven(space, heap.best_first()):
-            heap.push(seconds, candidate, by_stage=may_have_policies(space, candidate))
-        heap.walk(slack=UNEVEN_SLACK)
-        for seconds, candidate in _other_schedules(space, heap.best_first()):
-            heap.push(seconds, candidate)
-        heap.walk()
-    heap.limit(budget.further_tasks)
-    for candidate in _plain(space, heap.best_first()):
-        heap.push(0.0, candidate)
-    heap.walk(slack=1.0)
+        return heap.evaluations
+    heap.walk_estimates()
+    heap.limit(MOST_FURTHER_TASKS)
+    for seconds, candidate in _uneven(space, heap.best_first()):
+        heap.push(seconds, candidate, by_stage=may_have_policies(space, candidate))
+    heap.walk(slack=UNEVEN_SLACK)
+    heap.limit(MOST_FURTHER_TASKS)
+    for seconds, candidate in _other_schedules(space, heap.best_first()):
+        # A usual schedule may be preferred, so a slow estimate does not exclude it.
+        heap.push(0.0 if isinstance(candidate.schedule, KNOWN_SCHEDULES) else seconds, candidate)
+    heap.walk(slack=UNEVEN_SLACK)
     return heap.evaluations
 
 
@@ -172,11 +159,11 @@ class _HeapEntry(NamedTuple):
 class _Heap:
     """The candidates that wait, and the evaluations of the candidates that were tried."""
 
-    def __init__(self, space: SearchSpace, budget: SearchBudget):
-        self._space, self._budget = space, budget
+    def __init__(self, space: SearchSpace):
+        self._space = space
         self._entries: list[_HeapEntry] = []
         self._pushed: set[tuple[Candidate, bool]] = set()
-        self._num_tasks, self._most_tasks = 0, float(budget.tasks)
+        self._num_tasks, self._most_tasks = 0, float(MOST_TASKS)
         self._shortest = math.inf  # the seconds of the best step that fits
         self.evaluations: list[PricedCandidate] = []
 
@@ -195,7 +182,7 @@ class _Heap:
         found = estimates(self._space)
         for estimate in found.fastest:
             self.push(estimate.seconds, estimate.candidate)
-        self.walk(self._budget.least)
+        self.walk(LEAST_CANDIDATES)
         if math.isinf(self._shortest):
             self._entries.clear()
             for estimate in found.smallest:
@@ -265,16 +252,13 @@ def _uneven(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[tupl
 
 
 def _other_schedules(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[tuple[float, Candidate]]:
-    """Yields the best candidates with groups of different sizes under all schedules, and the
-    estimated seconds of their steps."""
-    if space.constraints.submesh is not None:
-        return
-    unequal: dict[Any, PricedCandidate] = {}
+    """Yields the best candidates under all schedules, with their seconds in proportion to closed forms."""
+    best: dict[Any, PricedCandidate] = {}
     for evaluation in ordered:
         candidate = evaluation.candidate
-        if not _are_equal(candidate) and candidate.remat in space.policies:
-            unequal.setdefault((candidate.settings, candidate.submeshes), evaluation)
-    for evaluation in [*unequal.values()][:MOST_UNEQUAL]:
+        if len(candidate.submeshes) > 1 and candidate.remat in space.policies:
+            best.setdefault((candidate.settings, candidate.submeshes), evaluation)
+    for evaluation in [*best.values()][:MOST_REORDERED]:
         candidate, groups = evaluation.candidate, evaluation.candidate.submeshes
         forms = Forms.of(space, candidate.num_microbatches)
         of_own = float(forms.work[forms.families.index(_family(candidate)), len(groups) - 1])
@@ -289,7 +273,8 @@ def _under_schedules(
     seconds: float,
     families: Iterable[tuple[str, float]],
 ) -> Iterator[tuple[float, Candidate]]:
-    """Yields the candidate on groups, in either order, under the families' schedules, with estimated seconds.
+    """Yields the candidate on groups, in either order if none is fixed, under the families' schedules, with
+    estimated seconds.
 
     Args:
       seconds: the estimated seconds, over the closed form of the schedule.
@@ -301,35 +286,10 @@ def _under_schedules(
         schedule = space.schedule(family, round(len(groups) * stages_per_group), len(groups))
         if schedule is not None and math.isfinite(work):
             # Which end of the pipeline is to have the larger groups depends on the schedule.
-            for submeshes in (groups, groups[::-1]):
+            for submeshes in (groups, groups[::-1]) if space.constraints.submesh is None else (groups,):
                 yield seconds * work, dataclasses.replace(candidate, schedule=schedule, submeshes=submeshes)
-
-
-def _plain(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[Candidate]:
-    """Yields the best candidates with equal groups under 1F1B, whose estimates may be too slow."""
-    if space.constraints.schedule is not None:
-        return
-    unusual = [
-        evaluation.candidate
-        for evaluation in ordered
-        if complexity(evaluation.candidate).unusual_schedule
-        and _are_equal(evaluation.candidate)
-        and evaluation.candidate.remat in space.policies
-    ]
-    for candidate in unusual[:MOST_PLAIN]:
-        groups = len(candidate.submeshes)
-        sizes = {"Std1F1B": groups, "Interleaved1F1B": candidate.schedule.num_stages}
-        for family, num_stages in sizes.items():
-            schedule = space.schedule(family, num_stages, groups)
-            if schedule is not None:
-                yield dataclasses.replace(candidate, layers_per_stage=(), schedule=schedule)
 
 
 def _family(candidate: Candidate) -> tuple[str, float]:
     """The family of the candidate's schedule, and the number of stages per group."""
     return family_of(candidate.schedule), candidate.schedule.num_stages / candidate.schedule.mpmd_dim
-
-
-def _are_equal(candidate: Candidate) -> bool:
-    """Whether the groups of each pool are equal."""
-    return len(set(candidate.submeshes)) == len({submesh.pool for submesh in candidate.submeshes})
