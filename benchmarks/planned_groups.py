@@ -19,7 +19,6 @@ from benchmarks.planned_models import MODELS, HandMade, Model, by_hand, mlp
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Plan, Task
 from mpmd.ir.routes import Topology
-from mpmd.language.decisions import Decisions
 from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.candidate import Candidate
@@ -28,7 +27,7 @@ from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.hardware import Hardware, completed
 from mpmd.planner.record_steps import record_steps
 from mpmd.planner.trials.predict import memories_of
-from mpmd.planner.trials.realize import Realized, decisions_of, lower, measured, simulated
+from mpmd.planner.trials.realize import Realized, decisions_of, measured, simulated
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Costs, simulate
 from mpmd.step.loaded_step import LoadedStep
@@ -180,7 +179,7 @@ class Groups:
             mpmd.plan, model.open_step, *args, cluster=self.cluster, simulate=SIMULATED, **fixes
         )
         choices = {SIMULATION: plan(measure=0), MEASUREMENT: plan(measure=shown)}
-        trials = Trials(StepSpec.of(model.open_step, args, {}, None, None, (), (), None), self.cluster)
+        trials = Trials(StepSpec.of(model.open_step, args), self.cluster)
         ways = []
         for candidate, choice in _candidates(choices, shown).items():
             chosen = dataclasses.replace(
@@ -221,7 +220,7 @@ class Groups:
         candidate = Candidate(
             plan.layers_per_stage, submeshes, plan.schedule, plan.microbatches, False, False
         )
-        lowered = lower(step, candidate, Decisions(), args, {}, (None, None), (0,))
+        lowered = mpmd.jit(step, mpmd.AbstractMpmdMesh(submeshes), donate_argnums=0).lower(*args)
         formula = simulated(lowered, candidate, self.cluster)
         return formula, lambda: measured(formula, candidate, self.cluster, None)
 

@@ -27,10 +27,10 @@ from mpmd.planner.search.estimates import estimates
 from mpmd.planner.search.exhaustive import every_candidate, is_small, lower_bound
 from mpmd.planner.search.families import family_of
 from mpmd.planner.search.forms import Forms
-from mpmd.planner.search.formula import PricedCandidate, evaluate
+from mpmd.planner.search.formula import PricedCandidate
 from mpmd.planner.search.refusals import combined, contradictions, infeasible
 from mpmd.planner.search.search_space import SearchSpace
-from mpmd.planner.search.stage_policies import best_by_stage, may_have_policies, with_policies
+from mpmd.planner.search.stage_policies import best_by_stage, may_have_policies
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.uneven import uneven_submeshes
 from mpmd.planner.submesh import Submesh
@@ -196,7 +196,7 @@ class _Heap:
             if self._entries[0].key >= slack * self._shortest and len(self.evaluations) >= least:
                 return
             entry = heapq.heappop(self._entries)
-            if evaluation := self._evaluate(entry):
+            if evaluation := (best_by_stage if entry.by_stage else best_cut)(self._space, entry.candidate):
                 self._num_tasks += evaluation.num_tasks
                 self.evaluations.append(evaluation)
                 is_short = evaluation.missing_bytes(self._space.model.cluster) > 0
@@ -204,24 +204,13 @@ class _Heap:
                     self._shortest = min(self._shortest, evaluation.seconds)
                 self._push_policies(entry, is_short)
 
-    def _evaluate(self, entry: _HeapEntry) -> PricedCandidate | None:
-        if entry.by_stage:
-            return best_by_stage(self._space, entry.candidate)
-        if entry.candidate.layers_per_stage:
-            return evaluate(self._space.model, entry.candidate)
-        return best_cut(self._space, entry.candidate)
-
     def _push_policies(self, entry: _HeapEntry, is_short: bool) -> None:
         """Adds the tried candidate with a policy for each stage, if it needs any or does not fit."""
         space, candidate = self._space, entry.candidate
-        if entry.by_stage or not may_have_policies(space, candidate) or candidate.remat not in space.policies:
+        if entry.by_stage or not may_have_policies(space, candidate):
             return
-        if not candidate.layers_per_stage and (is_short or candidate.is_rematerialised):
+        if is_short or (candidate.is_rematerialised and not candidate.layers_per_stage):
             self.push(entry.key, dataclasses.replace(candidate, remat=space.policies[0]), by_stage=True)
-        elif is_short and not candidate.is_rematerialised:
-            by_stage = with_policies(space, candidate)
-            if len(by_stage.remat) > 1:
-                self.push(lower_bound(space, by_stage), by_stage)
 
     def best_first(self) -> list[PricedCandidate]:
         """The evaluations by missing memory, which is 0 for candidates that fit, then by the seconds."""

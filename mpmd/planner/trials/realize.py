@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.compiler.request import SequenceParallel
-from mpmd.errors import CompileError
 from mpmd.ir.plan import Plan
-from mpmd.language.decisions import Decisions, decided, in_order
-from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
+from mpmd.language.decisions import Decisions, in_order
 from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.planner.collectives import DeviceRange, device_ranges_of
 from mpmd.planner.hardware import Hardware
@@ -34,7 +32,6 @@ from mpmd.planner.trials.predict import predict
 from mpmd.planner.trials.predicted_plan import predicted_plan
 from mpmd.planner.trials.shardings import AXES
 from mpmd.simulate import Costs, MessageBytes, Simulation, simulate
-from mpmd.step.jit import jit, with_sequence_parallel
 from mpmd.step.lowered_step import LoweredStep
 
 
@@ -105,45 +102,6 @@ def sequence_parallel_of(candidate: Candidate, profiles: Sequence[LayerProfile])
 def submeshes_of(candidate: Candidate) -> list[dict[str, int]]:
     """The shape of each group's submesh, with all axes."""
     return [{axis: submesh[axis] for axis in AXES} for submesh in candidate.submeshes]
-
-
-def lower(
-    step: Callable,
-    candidate: Candidate,
-    decisions: Decisions,
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    shardings: tuple[Any, Mapping[str, Any] | None],
-    donate_argnums: Sequence[int],
-    sequence_parallel: SequenceParallel | None = None,
-) -> LoweredStep:
-    """Lowers the step under a candidate, for abstract groups without devices.
-
-    Args:
-      shardings: the specs of the positional arguments, and of the arguments by name.
-      sequence_parallel: as of ``sequence_parallel_of``.
-
-    Raises: ``CompileError`` as ``mpmd.jit``, and where JAX refuses the policies of rematerialisation.
-    """
-    in_shardings, kwarg_shardings = shardings
-    mesh = AbstractMpmdMesh(submeshes_of(candidate))
-    planned = jit(
-        decided(step, decisions),
-        mesh,
-        in_shardings=in_shardings,
-        kwarg_shardings=kwarg_shardings,
-        donate_argnums=tuple(donate_argnums),
-        **options_of(candidate),
-    )
-    try:
-        return with_sequence_parallel(planned, sequence_parallel).lower(*args, **kwargs)
-    except TypeError as error:
-        # JAX refuses to keep complex values by this error alone.
-        if not candidate.is_rematerialised or "reduce_precision does not accept" not in str(error):
-            raise
-        raise CompileError(
-            "JAX keeps no complex values under jax.checkpoint; use remat none or nothing_saveable"
-        ) from error
 
 
 def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> Realized:
