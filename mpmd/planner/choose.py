@@ -170,7 +170,7 @@ def _search(trials: Trials, constraints: Constraints, share: float) -> tuple[Row
     profiles = trials.profiles
     _logger.debug("searching among candidates by the formulas")
     rows = search_loops(profiles, cluster, [constraints] * len(profiles))
-    written = _as_written(trials, cluster, constraints)
+    written = loops_as_written(profiles, cluster, trials.written_schedules, constraints)
     if written is None or rows[0].candidate == written.candidate:
         return rows
     reason = shortage(written, cluster) or slower_because(
@@ -178,15 +178,6 @@ def _search(trials: Trials, constraints: Constraints, share: float) -> tuple[Row
     )
     others = [row for row in rows[1:] if row.label or row.candidate != written.candidate]
     return rows[0], dataclasses.replace(written, reason=reason), *others
-
-
-def _as_written(trials: Trials, cluster: AnyCluster, constraints: Constraints) -> Row | None:
-    """The row of the schedules that the step has itself, if all loops have one and no other is fixed."""
-    profiles = trials.profiles
-    schedules = [schedule for schedule in trials.written_schedules if schedule is not None]
-    if len(schedules) < len(profiles) or constraints.schedule is not None:
-        return None
-    return loops_as_written(profiles, cluster, schedules, constraints)
 
 
 def _choice(

@@ -116,13 +116,17 @@ def search_loops(
 def loops_as_written(
     profiles: Sequence[LayerProfile],
     cluster: AnyCluster,
-    schedules: Sequence[Schedule],
+    written: Sequence[Schedule | None],
     constraints: Constraints,
 ) -> Row | None:
     """The best candidate with the schedules that the loops have themselves.
 
-    ``None`` where the loops, the constraints or the number of devices do not allow these schedules.
+    ``None`` where a loop has none, another one is fixed, or the loops, the constraints or the number of
+    devices do not allow these schedules.
     """
+    schedules = [schedule for schedule in written if schedule is not None]
+    if len(schedules) < len(profiles) or constraints.schedule is not None:
+        return None
     if len(profiles) == 1:
         return as_written(profiles[0], cluster, schedules[0], constraints)
     each = [dataclasses.replace(constraints, schedule=schedule) for schedule in schedules]
