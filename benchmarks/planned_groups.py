@@ -222,7 +222,7 @@ class Groups:
         )
         lowered = mpmd.jit(step, mpmd.AbstractMpmdMesh(submeshes), donate_argnums=0).lower(*args)
         formula = simulated(lowered, candidate, self.cluster)
-        return formula, lambda: measured(formula, candidate, self.cluster, None)
+        return formula, lambda: measured(formula, candidate, self.cluster)
 
     def sleeping(self, sleeps: Sequence[float]) -> list[Row]:
         """Runs steps of tasks that sleep, beside the simulator with exact times."""

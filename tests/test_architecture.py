@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "mpmd.planner.submesh mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.layer_profile mpmd.planner.pools "
     "mpmd.schedules mpmd.util",
-    "mpmd.planner.shared_cores": "mpmd.memory mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools",
+    "mpmd.planner.shared_cores": "mpmd.planner.curves mpmd.planner.pools",
     "mpmd.compiler.find_layers": "mpmd.compat mpmd.compiler.cut_scans mpmd.compiler.jaxprs mpmd.errors "
     "mpmd.language mpmd.sharding mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
@@ -77,7 +77,7 @@ MAY_IMPORT = {
     "mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.pools "
     "mpmd.planner.reasons mpmd.planner.shared_cores mpmd.planner.submesh "
     "mpmd.schedules mpmd.simulate mpmd.util",
-    "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
+    "mpmd.planner.trials": "mpmd.arguments mpmd.compiler.find_layers mpmd.compiler.jaxprs "
     "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.language mpmd.memory mpmd.meshes "
     "mpmd.planner.all_reduces mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.curves "
     "mpmd.planner.fusions mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.pools "

@@ -99,9 +99,8 @@ def plan(
       measure: the number of the best candidates whose tasks are compiled and run, without a pipeline, on the
         devices of this process, which have to be of the cluster's kind. Up to three times as many are
         measured, as long as one that is not measured may be as fast: its simulated time counts, multiplied by
-        the median of measured over simulated times. CPU devices share their host, so the process should have
-        as many devices as a node of the cluster; and the threads of a node, or for groups on Ray those of one
-        group (``NPROC``).
+        the median of measured over simulated times. Each group runs by itself, so on CPUs the process should
+        have the threads of a node, or for groups on Ray those of one group (``NPROC``).
       memory_margin: the share of the memory of a device that stays free, for what no plan knows.
 
     Raises: ``TypeError`` for arguments of other types; ``ValueError`` for values that are not valid, for

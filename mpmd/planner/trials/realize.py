@@ -8,8 +8,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
 from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.compiler.request import SequenceParallel
 from mpmd.ir.plan import Plan
@@ -21,9 +19,7 @@ from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.shared_cores import (
     groups_at_once,
-    in_one_process,
     time_alone,
-    with_devices_at_once,
 )
 from mpmd.planner.trials.loop_weights import weights_before_loops
 from mpmd.planner.trials.measure import costs_of, measure_tasks
@@ -113,28 +109,14 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> R
     return _realized(step, predicted.plan, seconds, cluster, device_ranges, "simulation", reducing)
 
 
-def measured(
-    before: Realized, candidate: Candidate, cluster: Hardware, devices: Sequence[jax.Device] | None
-) -> Realized:
-    """Predicts the same plan from tasks measured on this process's devices, at most as many as a node has.
-
-    Groups of one process share its cores as the measured tasks do, if all groups ran together. Groups in
-    separate processes have their own threads: their tasks take the time measured while as many groups run
-    as a node has, and the calibration says how much faster a group by itself is.
-    """
+def measured(before: Realized, candidate: Candidate, cluster: Hardware) -> Realized:
+    """Predicts the same plan from tasks measured on this process's devices, each group by itself."""
     device_ranges = device_ranges_of(candidate.submeshes)
-    of_node = max(cluster.devices_per_node, *(device_range.num_devices for device_range in device_ranges))
-    devices = jax.local_devices() if devices is None else devices
-    tasks = measure_tasks(before.step, devices[:of_node])
-    times, at_work = tasks.together, tasks.at_work
-    if in_one_process(cluster):
-        times, at_work = tasks.alone, tuple(device_range.num_devices for device_range in device_ranges)
-        if tasks.devices_at_once:
-            cluster = with_devices_at_once(cluster, tasks.devices_at_once)
+    tasks = measure_tasks(before.step)
     alone = [time_alone(cluster, device_range.num_devices) for device_range in device_ranges]
     seconds = {
-        (group, name): alone[group] * (time / time_alone(cluster, at_work[group]) + cluster.task_overhead)
-        for (group, name), time in times.items()
+        (group, name): time + alone[group] * cluster.task_overhead
+        for (group, name), time in tasks.seconds.items()
     }
     realized = _realized(before.step, tasks.plan, seconds, cluster, device_ranges, "measurement", 0.0)
     # The all-reduces are in the measured times, of which they are taken to have the same share.

@@ -1,15 +1,11 @@
-"""Repeats calls: one until its time is steady, several at the same time."""
+"""Repeats calls: until their time is steady, and for a while."""
 
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import TypeVar
-
-from mpmd.compat import trace_context_for_threads
 
 LEAST_CALLS = 5
 MOST_WARM_UPS = 6
@@ -35,33 +31,9 @@ def warm_up(call: Callable[[], float]) -> None:
         quickest = seconds
 
 
-def repeat_together(calls: Sequence[Callable[[], Result]], seconds: float) -> list[list[Result]]:
-    """Makes each call in a thread of its own, until all have been made often enough.
-
-    Args:
-      seconds: for how long they are repeated; each ``LEAST_CALLS`` times at least.
-
-    Returns: for each call, its results in order.
-    Raises: the error of a call, after which no other call begins.
-    """
-    counts = [0] * len(calls)
-    has_failed = threading.Event()
-    end = time.perf_counter() + seconds
-
-    def repeat(number: int) -> list[Result]:
-        results = []
-        with context():
-            while not has_failed.is_set() and (min(counts) < LEAST_CALLS or time.perf_counter() < end):
-                try:
-                    results.append(calls[number]())
-                except BaseException:
-                    has_failed.set()
-                    raise
-                counts[number] += 1
-        return results
-
-    context = trace_context_for_threads()
-    with ThreadPoolExecutor(len(calls)) as threads:
-        return [
-            future.result() for future in [*map(threads.submit, [repeat] * len(calls), range(len(calls)))]
-        ]
+def repeat(call: Callable[[], Result], seconds: float) -> list[Result]:
+    """Calls for about ``seconds``, ``LEAST_CALLS`` times at least. Returns the results in order."""
+    results, end = list[Result](), time.perf_counter() + seconds
+    while len(results) < LEAST_CALLS or time.perf_counter() < end:
+        results.append(call())
+    return results

@@ -147,7 +147,7 @@ class Trials:
         """The same plan with costs by its tasks, which run what ``mpmd.cost`` describes."""
         as_run = dataclasses.replace(before, step=self._lower(candidate))
         # A cluster whose tasks are measured has one pool.
-        return measured(as_run, candidate, self.cluster.pools[0], devices=None)
+        return measured(as_run, candidate, self.cluster.pools[0])
 
     def _lower(self, candidate: Candidate) -> LoweredStep:
         """Lowers the step for abstract groups without devices.
