@@ -93,7 +93,7 @@ def plan(
       donate_argnums: the arguments that the step may take over; by default those that it returns updated.
       simulate: the number of candidates that are planned and simulated: the fastest by the formulas, the
         simplest that may be as fast, the fastest of each other kind, such as one group, equal groups or
-        groups that differ, and the next ones. More are planned only until one fits.
+        groups that differ, and the next ones; at least ``measure``. More are planned only until one fits.
       seconds: the time after which no further candidate is planned once one fits. By default no clock
         decides, so that the answer does not depend on the machine.
       measure: the number of the best candidates whose tasks are compiled and run, without a pipeline, on the
@@ -149,7 +149,7 @@ def plan(
             trials.realize,
             trials.measure,
             trials.cluster,
-            PlanningLimits(simulate, seconds, measure),
+            PlanningLimits(max(simulate, measure), seconds, measure),
         )
     except StepDoesNotFit as error:
         if not memory_margin:
@@ -229,10 +229,6 @@ def _faults(
         yield ValueError(
             f"measure={measure} runs tasks on the devices of this process, which are of one kind, and the "
             f"cluster has {' and '.join(cluster.pool_names)}"
-        )
-    if is_int(measure) and is_int(simulate) and measure > simulate:
-        yield ValueError(
-            f"measure={measure} candidates cannot be measured when simulate={simulate} are simulated"
         )
     margin_fault = number_fault("memory_margin", memory_margin, "a share of the memory,", least=0)
     yield margin_fault

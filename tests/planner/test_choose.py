@@ -270,7 +270,7 @@ def test_groups_that_need_more_memory_than_jax_takes_get_it(kind):
         (ValueError, {"submesh": {"expert": 2}}, "along the axes data, model, sequence"),
         (ValueError, {"submesh": [{"data": 2}, 2]}, "a list with one of these for each group"),
         (ValueError, {"layers_per_stage": (0, 4)}, r"layers_per_stage\[0\] must be"),
-        (ValueError, {"measure": 3, "simulate": 2}, "measure=3 candidates cannot be measured"),
+        (ValueError, {"measure": -1}, "measure must be a whole number of at least 0"),
         (ValueError, {"memory_margin": 1}, "memory_margin must be less than 1, not 1"),
         (TypeError, {"memory_margin": "8%"}, "memory_margin must be a share of the memory"),
         (ValueError, {"in_shardings": P("expert")}, "expert"),

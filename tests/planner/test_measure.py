@@ -12,9 +12,16 @@ from mpmd.ir.events import Event
 from mpmd.ir.plan import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
 from mpmd.planner.trials import measure
 from mpmd.planner.trials import rehearsal as rehearse
-from mpmd.planner.trials.measure import costs_of, measure_tasks, typical_seconds
+from mpmd.planner.trials.measure import (
+    LEAST_CALLS,
+    MOST_WARM_UPS,
+    costs_of,
+    measure_tasks,
+    repeat,
+    typical_seconds,
+    warm_up,
+)
 from mpmd.planner.trials.rehearsal import Rehearsal
-from mpmd.planner.trials.timing import LEAST_CALLS, MOST_WARM_UPS, repeat, warm_up
 from mpmd.runtime.compiling import compile_executable
 from tests.support.small_plans import lowered
 

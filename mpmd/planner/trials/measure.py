@@ -12,9 +12,10 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -23,7 +24,6 @@ from mpmd.ir.events import Event
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Executable, OutsideTask, Plan, Spec, TaskKind, TaskType
 from mpmd.planner.trials.rehearsal import Rehearsal
-from mpmd.planner.trials.timing import repeat, warm_up
 from mpmd.program import Function, Program
 from mpmd.runtime.compiling import compile_executable, compile_with_open_specs, memory_of
 from mpmd.runtime.resolve_specs import resolve_specs
@@ -31,8 +31,15 @@ from mpmd.simulate import Costs
 from mpmd.simulate.costs import types_of
 from mpmd.step.planned_step import PlannedStep
 
+LEAST_CALLS = 5
+MOST_WARM_UPS = 6
+STEADY = 0.95
+"""A call that takes more than this share of the time of the quickest one before it is no warm-up."""
+
 Axes = Mapping[str, int]
 """The axes of a submesh with their sizes."""
+
+Result = TypeVar("Result")
 
 
 class MeasuredTasks(NamedTuple):
@@ -190,3 +197,27 @@ def typical_seconds(steps: Iterable[Sequence[tuple[str, Event]]]) -> dict[str, f
         for name, durations in of_step.items():
             means[name].append(statistics.fmean(durations))
     return {name: statistics.median(of_steps) for name, of_steps in means.items()}
+
+
+def warm_up(call: Callable[[], float]) -> None:
+    """Repeats a call until it is no longer quicker than before, ``MOST_WARM_UPS`` times at most.
+
+    The first calls of a process fill caches and get memory from the system.
+
+    Args:
+      call: returns its seconds.
+    """
+    quickest = math.inf
+    for _ in range(MOST_WARM_UPS):
+        seconds = call()
+        if seconds > STEADY * quickest:
+            break
+        quickest = seconds
+
+
+def repeat(call: Callable[[], Result], seconds: float) -> list[Result]:
+    """Calls for about ``seconds``, ``LEAST_CALLS`` times at least. Returns the results in order."""
+    results, end = list[Result](), time.perf_counter() + seconds
+    while len(results) < LEAST_CALLS or time.perf_counter() < end:
+        results.append(call())
+    return results

@@ -47,10 +47,8 @@ class Realized:
 
     @functools.cached_property
     def size(self) -> int:
-        """The size of the plan in equations, to which the time of making it is about proportional."""
-        jaxprs = {id(jaxpr): jaxpr for jaxpr in self.step.compiled.program.jaxprs.values()}
-        instructions = sum(len(program.instructions) for program in self.plan.programs)
-        return sum(len(jaxpr.eqns) for jaxpr in jaxprs.values()) + instructions // 2
+        """The number of instructions of all groups."""
+        return sum(len(program.instructions) for program in self.plan.programs)
 
     def simulation(self) -> Simulation:
         """The times of the tasks of each group."""
