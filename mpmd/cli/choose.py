@@ -62,7 +62,7 @@ _OF_PLAN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "simulate": (
         {"type": count, "metavar": "K"},
-        "plan and simulate K candidates, the best of each kind first (default: 3)",
+        "plan and simulate K candidates (default: those that may win, at most 5)",
     ),
     "seconds": (
         {"type": number, "metavar": "T"},

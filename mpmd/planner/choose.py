@@ -51,7 +51,7 @@ def plan(
     static_argnums: int | Iterable[int] = (),
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] | None = None,
-    simulate: int = 3,
+    simulate: int | None = None,
     seconds: float | None = None,
     measure: int = 0,
     memory_margin: float = 0.08,
@@ -91,9 +91,10 @@ def plan(
       kwarg_shardings: the same for arguments that are passed by name, by name.
       static_argnums, static_argnames: as those of ``mpmd.jit``.
       donate_argnums: the arguments that the step may take over; by default those that it returns updated.
-      simulate: the number of candidates that are planned and simulated: the fastest by the formulas, the
-        simplest that may be as fast, the fastest of each other kind, such as one group, equal groups or
-        groups that differ, and the next ones; at least ``measure``. More are planned only until one fits.
+      simulate: the number of candidates that are planned and simulated, at least ``measure``: the fastest by
+        the formulas, the simplest that may be as fast, the fastest of each other kind, such as one group,
+        equal groups or groups that differ, and the next ones. By default five at most, and only those that
+        would be chosen by their time by the formulas. More are planned only until one fits.
       seconds: the time after which no further candidate is planned once one fits. By default no clock
         decides, so that the answer does not depend on the machine.
       measure: the number of the best candidates whose tasks are compiled and run, without a pipeline, on the
@@ -149,7 +150,7 @@ def plan(
             trials.realize,
             trials.measure,
             trials.cluster,
-            PlanningLimits(max(simulate, measure), seconds, measure),
+            PlanningLimits(simulate, seconds, measure),
         )
     except StepDoesNotFit as error:
         if not memory_margin:
@@ -222,7 +223,7 @@ def _faults(
     yield type_fault("cluster", cluster, AnyCluster, what)
     what = "a dict of the arguments that are passed by name"
     yield type_fault("kwargs", kwargs, Mapping, what, optional=True)
-    yield int_fault("simulate", simulate)
+    yield int_fault("simulate", simulate, optional=True)
     yield number_fault("seconds", seconds, above=0, optional=True)
     yield int_fault("measure", measure, 0)
     if isinstance(cluster, Pools) and is_int(measure) and measure:

@@ -30,8 +30,8 @@ from mpmd.planner.trials.realize import Realized
 
 _logger = logging.getLogger(__name__)
 
-HOPELESS = 1.5
-"""Candidates are not planned if their time by the formulas is over 1.5 times the best planned time."""
+MOST_PLANS = 5
+"""The most plans if no number is asked for, as long as one of them fits."""
 
 MOST_SEARCHES = 4
 """The most searches for less memory, when candidates fit by the formulas and their plans do not."""
@@ -54,12 +54,13 @@ class PlanningLimits:
     """Limits of planning and measuring.
 
     Attributes:
-      simulate: the number of candidates that are planned, as long as one of them fits.
+      simulate: the number of candidates that are planned, as long as one of them fits. ``None``: those that
+        may win by the formulas, ``MOST_PLANS`` at most.
       seconds: the time after which no further candidate is planned once one fits; ``None`` for no limit.
       measure: the number of candidates whose tasks are run at least.
     """
 
-    simulate: int
+    simulate: int | None
     seconds: float | None
     measure: int
 
@@ -84,8 +85,9 @@ def rerank(
     Raises: ``ValueError`` when no candidate fits or can be compiled; as ``search`` for the whole memory.
     """
     end = math.inf if limits.seconds is None else time.monotonic() + limits.seconds
+    most = max(limits.simulate or MOST_PLANS, limits.measure)
     share, planned = 1.0, list[_Planned]()
-    waiting = _plan_rows(search(1.0), planned, realize, cluster, limits.simulate, end)
+    waiting = _plan_rows(search(1.0), planned, realize, cluster, limits, most, end)
     for _ in range(MOST_SEARCHES):
         lacking = [share_ for one in planned if (share_ := memory_share(one.row, cluster)) > 1]
         if _fitting(planned) or not lacking:
@@ -98,9 +100,9 @@ def rerank(
         tried, smaller = {one.row.candidate for one in planned}, cluster.with_memory(share)
         rows = [row for row in rows if row.candidate not in tried]
         rows = [row for row in rows if row.label or not shortage(row, smaller)]
-        waiting = _plan_rows(rows, planned, realize, cluster, limits.simulate, end)
+        waiting = _plan_rows(rows, planned, realize, cluster, limits, most, end)
     while not _fitting(planned) and not all(shortage(row, cluster) for row in waiting):
-        waiting = _plan_rows(waiting, planned, realize, cluster, 1, end)
+        waiting = _plan_rows(waiting, planned, realize, cluster, limits, 1, end)
     if limits.measure:
         planned = _measured(planned, measure, cluster, limits)
     if not _fitting(planned):  # by their plans, or by the memory of their measured tasks
@@ -152,6 +154,7 @@ def _plan_rows(
     planned: list[_Planned],
     realize: Realize,
     cluster: AnyCluster,
+    limits: PlanningLimits,
     most: int,
     end: float,
 ) -> list[Row]:
@@ -164,12 +167,12 @@ def _plan_rows(
     """
     tried, most = list[Row](), most + sum(one.realized is not None for one in planned)
     for row in _in_order(rows, cluster):
-        best = _fitting(planned)[:1]
-        if best and (row.prediction.seconds > HOPELESS * best[0].seconds or time.monotonic() > end):
-            continue
-        if sum(one.realized is not None for one in planned) == most:
+        fitting = _fitting(planned)
+        if (fitting and time.monotonic() > end) or sum(one.realized is not None for one in planned) == most:
             break
-        so_far = f"; the best so far {time_text(best[0].row.prediction)}" if best else ""
+        if limits.simulate is None and len(fitting) >= max(1, limits.measure) and not _may_win(row, planned):
+            continue
+        so_far = f"; the best so far {time_text(fitting[0].row.prediction)}" if fitting else ""
         _logger.debug("planning candidate %d of at most %d%s", len(planned) + 1, most, so_far)
         planned.append(_plan_row(row, realize, cluster))
         tried.append(row)
@@ -187,6 +190,14 @@ def _plan_row(row: Row, realize: Realize, cluster: AnyCluster) -> _Planned:
         return _Planned(dataclasses.replace(row, reason=reason), row.prediction)
     simulated = realized.prediction.seconds
     return _Planned(row, row.prediction, simulated=simulated).with_realized(realized, cluster)
+
+
+def _may_win(row: Row, planned: Sequence[_Planned]) -> bool:
+    """Whether a row would be chosen before all plans if its plan took the time that the formulas say."""
+    chosen, fastest = _preferred(planned)[0].row, _fitting(planned)[0].row
+    if complexity(row.candidate) < complexity(chosen.candidate):
+        return may_be_as_fast(row.prediction, fastest.prediction)
+    return not may_be_as_fast(chosen.prediction, row.prediction)
 
 
 def _in_order(rows: Sequence[Row], cluster: AnyCluster) -> list[Row]:

@@ -117,9 +117,12 @@ def test_the_time_for_it_ends(monkeypatch):
     assert planned == [1] and [found.prediction.source for found in result.rows][1:] == ["formula"] * 2
 
 
-def test_what_is_much_slower_by_formula_is_not_planned():
-    _, planned, _ = run([row(1, 1.0), row(2, 1.4), row(3, 1.6)], {2: (1.1, 50.0)})
-    assert planned == [1, 2]
+def test_what_would_not_be_chosen_by_formula_is_not_planned_unless_a_number_is_asked_for():
+    rows = [row(1, 1.0, submeshes=TWO), row(2, 1.02, schedule=ZeroBubble(2), submeshes=TWO), row(3, 1.06)]
+    for seconds, expected in ((1.0, [1, 3]), (1.1, [1, 3, 2]), (0.95, [1])):
+        assert run(rows, {1: (seconds, 50.0), 3: (2.0, 50.0)}, simulate=None)[1] == expected
+    assert sorted(run(rows, {}, simulate=3)[1]) == [1, 2, 3]
+    assert len(run(rows, {1: (0.95, 50.0)}, simulate=None, measure=2)[1]) == 2
 
 
 def test_it_goes_on_until_one_fits():
