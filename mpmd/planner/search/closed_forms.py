@@ -145,7 +145,7 @@ def takes(name: str, stages_per_group: int) -> bool:
     """Whether a family is searched with ``stages_per_group`` stages on each group.
 
     With one stage on each group, a schedule for several stages equals a schedule for a single stage, and
-    the search tries only the latter; but ``Interleaved1F1B`` holds more microbatches than ``Std1F1B``.
+    the search tries only the latter.
     """
     if name in SLICED:
         return stages_per_group == 1 or name != GPIPE_OF_SLICES
@@ -153,5 +153,5 @@ def takes(name: str, stages_per_group: int) -> bool:
     if issubclass(schedule, VShaped):
         return stages_per_group == 2
     if issubclass(schedule, RoundRobin):
-        return stages_per_group > 1 or name == "Interleaved1F1B"
+        return stages_per_group > 1
     return stages_per_group == 1 or not issubclass(schedule, OneStagePerGroup)

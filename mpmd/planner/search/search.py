@@ -20,7 +20,7 @@ from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.reasons import KNOWN_SCHEDULES, StepDoesNotFit, ranked, shortage
+from mpmd.planner.reasons import StepDoesNotFit, complexity, ranked, shortage
 from mpmd.planner.search.alternatives import alternatives
 from mpmd.planner.search.candidates import best_cut
 from mpmd.planner.search.estimates import estimates
@@ -65,8 +65,11 @@ different sizes are tried."""
 MOST_FAMILIES = 5
 """The most schedules, the best first, under which groups of different sizes are tried."""
 
-MOST_REORDERED = 4
-"""The most candidates that are tried under all schedules."""
+MOST_UNEQUAL = 4
+"""The most candidates with groups of different sizes that are tried under all schedules."""
+
+MOST_PLAIN = 8
+"""The most candidates that are tried under 1F1B, too."""
 
 
 def search(
@@ -128,17 +131,19 @@ def _evaluations(space: SearchSpace, exhaustive: bool) -> list[PricedCandidate]:
         for candidate in every_candidate(space):
             heap.push(lower_bound(space, candidate), candidate)
         heap.walk(least=1, slack=SMALL_SLACK)
-        return heap.evaluations
-    heap.walk_estimates()
+    else:
+        heap.walk_estimates()
+        heap.limit(MOST_FURTHER_TASKS)
+        for seconds, candidate in _uneven(space, heap.best_first()):
+            heap.push(seconds, candidate, by_stage=may_have_policies(space, candidate))
+        heap.walk(slack=UNEVEN_SLACK)
+        for seconds, candidate in _other_schedules(space, heap.best_first()):
+            heap.push(seconds, candidate)
+        heap.walk()
     heap.limit(MOST_FURTHER_TASKS)
-    for seconds, candidate in _uneven(space, heap.best_first()):
-        heap.push(seconds, candidate, by_stage=may_have_policies(space, candidate))
-    heap.walk(slack=UNEVEN_SLACK)
-    heap.limit(MOST_FURTHER_TASKS)
-    for seconds, candidate in _other_schedules(space, heap.best_first()):
-        # A usual schedule may be preferred, so a slow estimate does not exclude it.
-        heap.push(0.0 if isinstance(candidate.schedule, KNOWN_SCHEDULES) else seconds, candidate)
-    heap.walk(slack=UNEVEN_SLACK)
+    for candidate in _plain(space, heap.best_first()):
+        heap.push(0.0, candidate)
+    heap.walk(slack=1.0)
     return heap.evaluations
 
 
@@ -241,13 +246,16 @@ def _uneven(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[tupl
 
 
 def _other_schedules(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[tuple[float, Candidate]]:
-    """Yields the best candidates under all schedules, with their seconds in proportion to closed forms."""
-    best: dict[Any, PricedCandidate] = {}
+    """Yields the best candidates with groups of different sizes under all schedules, and the
+    estimated seconds of their steps."""
+    if space.constraints.submesh is not None:
+        return
+    unequal: dict[Any, PricedCandidate] = {}
     for evaluation in ordered:
         candidate = evaluation.candidate
-        if len(candidate.submeshes) > 1 and candidate.remat in space.policies:
-            best.setdefault((candidate.settings, candidate.submeshes), evaluation)
-    for evaluation in [*best.values()][:MOST_REORDERED]:
+        if not _are_equal(candidate) and candidate.remat in space.policies:
+            unequal.setdefault((candidate.settings, candidate.submeshes), evaluation)
+    for evaluation in [*unequal.values()][:MOST_UNEQUAL]:
         candidate, groups = evaluation.candidate, evaluation.candidate.submeshes
         forms = Forms.of(space, candidate.num_microbatches)
         of_own = float(forms.work[forms.families.index(_family(candidate)), len(groups) - 1])
@@ -262,8 +270,7 @@ def _under_schedules(
     seconds: float,
     families: Iterable[tuple[str, float]],
 ) -> Iterator[tuple[float, Candidate]]:
-    """Yields the candidate on groups, in either order if none is fixed, under the families' schedules, with
-    estimated seconds.
+    """Yields the candidate on groups, in either order, under the families' schedules, with estimated seconds.
 
     Args:
       seconds: the estimated seconds, over the closed form of the schedule.
@@ -275,10 +282,35 @@ def _under_schedules(
         schedule = space.schedule(family, round(len(groups) * stages_per_group), len(groups))
         if schedule is not None and math.isfinite(work):
             # Which end of the pipeline is to have the larger groups depends on the schedule.
-            for submeshes in (groups, groups[::-1]) if space.constraints.submesh is None else (groups,):
+            for submeshes in (groups, groups[::-1]):
                 yield seconds * work, dataclasses.replace(candidate, schedule=schedule, submeshes=submeshes)
+
+
+def _plain(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[Candidate]:
+    """Yields the best candidates with equal groups under 1F1B, whose estimates may be too slow."""
+    if space.constraints.schedule is not None:
+        return
+    unusual = [
+        evaluation.candidate
+        for evaluation in ordered
+        if complexity(evaluation.candidate).unusual_schedule
+        and _are_equal(evaluation.candidate)
+        and evaluation.candidate.remat in space.policies
+    ]
+    for candidate in unusual[:MOST_PLAIN]:
+        groups = len(candidate.submeshes)
+        sizes = {"Std1F1B": groups, "Interleaved1F1B": candidate.schedule.num_stages}
+        for family, num_stages in sizes.items():
+            schedule = space.schedule(family, num_stages, groups)
+            if schedule is not None:
+                yield dataclasses.replace(candidate, layers_per_stage=(), schedule=schedule)
 
 
 def _family(candidate: Candidate) -> tuple[str, float]:
     """The family of the candidate's schedule, and the number of stages per group."""
     return family_of(candidate.schedule), candidate.schedule.num_stages / candidate.schedule.mpmd_dim
+
+
+def _are_equal(candidate: Candidate) -> bool:
+    """Whether the groups of each pool are equal."""
+    return len(set(candidate.submeshes)) == len({submesh.pool for submesh in candidate.submeshes})
