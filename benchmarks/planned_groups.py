@@ -19,7 +19,6 @@ from benchmarks.planned_models import MODELS, HandMade, Model, by_hand, mlp
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Plan, Task
 from mpmd.ir.routes import Topology
-from mpmd.language.decisions import Decisions
 from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.candidate import Candidate
@@ -27,7 +26,7 @@ from mpmd.planner.choice import Choice
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.hardware import Hardware, completed
 from mpmd.planner.record_steps import record_steps
-from mpmd.planner.trials.realize import Realized, decisions_of, lower, measured, simulated
+from mpmd.planner.trials.realize import Realized, decisions_of, measured, simulated
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Costs, simulate
 from mpmd.step.loaded_step import LoadedStep
@@ -169,7 +168,7 @@ class Groups:
             mpmd.plan, model.open_step, *args, cluster=self.cluster, simulate=SIMULATED, **fixes
         )
         choices = {SIMULATION: plan(measure=0), MEASUREMENT: plan(measure=shown)}
-        trials = Trials(StepSpec.of(model.open_step, args, {}, None, None, (), (), None), self.cluster)
+        trials = Trials(StepSpec.of(model.open_step, args), self.cluster)
         ways = []
         for candidate, choice in _candidates(choices, shown).items():
             chosen = dataclasses.replace(
@@ -197,9 +196,9 @@ class Groups:
         candidate = Candidate(
             plan.layers_per_stage, submeshes, plan.schedule, plan.microbatches, False, False
         )
-        lowered = lower(step, candidate, Decisions(), args, {}, (None, None), (0,))
+        lowered = mpmd.jit(step, mpmd.AbstractMpmdMesh(submeshes), donate_argnums=0).lower(*args)
         formula = simulated(lowered, candidate, self.cluster)
-        measure = measured(formula, candidate, self.cluster, None)
+        measure = measured(formula, candidate, self.cluster)
         predicted = {SIMULATION: _seconds(formula), MEASUREMENT: _seconds(measure)}
         return Way(str(plan), self._running(model, plan), predicted)
 

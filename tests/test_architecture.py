@@ -58,14 +58,14 @@ MAY_IMPORT = {
     "mpmd.validation",
     "mpmd.planner.submesh": "mpmd.planner.layer_profile",
     "mpmd.planner.expected_errors": "",
-    "mpmd.planner.simplicity": "mpmd.planner.candidate mpmd.schedules",
     "mpmd.planner.candidate": "mpmd.language mpmd.planner.expected_errors mpmd.planner.submesh "
     "mpmd.schedules",
     "mpmd.planner.constraints": "mpmd.language mpmd.planner.layer_profile mpmd.schedules mpmd.validation",
     "mpmd.planner.collectives": "mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools "
     "mpmd.planner.submesh mpmd.simulate",
-    "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.pools mpmd.planner.simplicity mpmd.util",
-    "mpmd.planner.shared_cores": "mpmd.memory mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools",
+    "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.layer_profile mpmd.planner.pools "
+    "mpmd.schedules mpmd.util",
+    "mpmd.planner.shared_cores": "mpmd.planner.curves mpmd.planner.pools",
     "mpmd.compiler.find_layers": "mpmd.compat mpmd.compiler.cut_scans mpmd.compiler.jaxprs mpmd.errors "
     "mpmd.language mpmd.sharding mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
@@ -74,18 +74,17 @@ MAY_IMPORT = {
     "mpmd.planner.fusions mpmd.planner.layer_profile mpmd.schedules mpmd.util",
     "mpmd.planner.search": "mpmd.ir mpmd.language mpmd.planner.all_reduces mpmd.planner.candidate "
     "mpmd.planner.choice_table mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.curves "
-    "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.layer_profile mpmd.planner.pools "
-    "mpmd.planner.reasons mpmd.planner.shared_cores mpmd.planner.simplicity mpmd.planner.submesh "
+    "mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.pools "
+    "mpmd.planner.reasons mpmd.planner.shared_cores mpmd.planner.submesh "
     "mpmd.schedules mpmd.simulate mpmd.util",
-    "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
+    "mpmd.planner.trials": "mpmd.arguments mpmd.compiler.find_layers mpmd.compiler.jaxprs "
     "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.language mpmd.memory mpmd.meshes "
     "mpmd.planner.all_reduces mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.curves "
     "mpmd.planner.fusions mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.pools "
     "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.planner.submesh mpmd.program mpmd.runtime "
     "mpmd.simulate mpmd.step",
-    "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
-    "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table mpmd.planner.labels "
-    "mpmd.planner.pools mpmd.planner.reasons mpmd.planner.simplicity mpmd.planner.trials",
+    "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
+    "mpmd.planner.pools mpmd.planner.reasons mpmd.planner.trials",
     "mpmd.planner.choice_table": "mpmd.language mpmd.planner.candidate mpmd.planner.layer_profile "
     "mpmd.planner.submesh mpmd.util",
     "mpmd.planner.choice": "mpmd.compat mpmd.language mpmd.meshes mpmd.planner.candidate "

@@ -18,7 +18,7 @@ from benchmarks.published.predict import Predictor, candidate_of
 from benchmarks.published.tpus import steps_of_tpus
 from benchmarks.published.vtrain import read
 from mpmd.planner.expected_errors import EXPECTED_ERRORS
-from mpmd.planner.simplicity import TimedCandidate, in_order
+from mpmd.planner.reasons import TimedCandidate, in_order
 
 ENOUGH = 10
 MISS, CHOSEN, WORST = 0.10, 1.05, 1.25

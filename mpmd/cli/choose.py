@@ -62,9 +62,12 @@ _OF_PLAN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "simulate": (
         {"type": count, "metavar": "K"},
-        "plan and simulate the best K candidates (default: 32)",
+        "plan and simulate K candidates (default: those that may win, at most 5)",
     ),
-    "seconds": ({"type": number, "metavar": "T"}, "plan no further candidate after so many seconds"),
+    "seconds": (
+        {"type": number, "metavar": "T"},
+        "plan no further candidate after so many seconds if one fits",
+    ),
     "measure": (
         {"type": int, "metavar": "K"},
         "run the tasks of the best K candidates, on this machine's devices",

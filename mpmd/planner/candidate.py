@@ -158,5 +158,5 @@ class Row:
 
     candidate: Candidate
     prediction: Prediction
-    label: str
+    label: str = ""
     reason: str = ""

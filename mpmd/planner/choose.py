@@ -51,7 +51,7 @@ def plan(
     static_argnums: int | Iterable[int] = (),
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] | None = None,
-    simulate: int = 32,
+    simulate: int | None = None,
     seconds: float | None = None,
     measure: int = 0,
     memory_margin: float = 0.08,
@@ -70,7 +70,7 @@ def plan(
     ``mpmd.auto_marks``, and ``mpmd.microbatches(batch)`` without a number. The schedule of a ``treduce`` is
     replaced. Several loops share the groups, and each has its own stages and schedule. For a step without a
     loop only the devices of one group and the shardings are chosen. Formulas rank all candidates; the best
-    are planned, and the plans simulated.
+    of each kind are planned, and the plans simulated.
 
     Args:
       step: as ``mpmd.jit`` takes it; traced once for each candidate that is planned.
@@ -91,16 +91,17 @@ def plan(
       kwarg_shardings: the same for arguments that are passed by name, by name.
       static_argnums, static_argnames: as those of ``mpmd.jit``.
       donate_argnums: the arguments that the step may take over; by default those that it returns updated.
-      simulate: the number of the best candidates that are planned and simulated, beside the alternatives.
-      seconds: the time after which no further candidate is planned. By default no clock decides, so that the
-        answer does not depend on the machine: planning ends when the plans so far are large enough to have
-        taken about ten seconds.
+      simulate: the number of candidates that are planned and simulated, at least ``measure``: the fastest by
+        the formulas, the simplest that may be as fast, the fastest of each other kind, such as one group,
+        equal groups or groups that differ, and the next ones. By default five at most, and only those that
+        would be chosen by their time by the formulas. More are planned only until one fits.
+      seconds: the time after which no further candidate is planned once one fits. By default no clock
+        decides, so that the answer does not depend on the machine.
       measure: the number of the best candidates whose tasks are compiled and run, without a pipeline, on the
         devices of this process, which have to be of the cluster's kind. Up to three times as many are
         measured, as long as one that is not measured may be as fast: its simulated time counts, multiplied by
-        the median of measured over simulated times. CPU devices share their host, so the process should have
-        as many devices as a node of the cluster; and the threads of a node, or for groups on Ray those of one
-        group (``NPROC``).
+        the median of measured over simulated times. Each group runs by itself, so on CPUs the process should
+        have the threads of a node, or for groups on Ray those of one group (``NPROC``).
       memory_margin: the share of the memory of a device that stays free, for what no plan knows.
 
     Raises: ``TypeError`` for arguments of other types; ``ValueError`` for values that are not valid, for
@@ -169,7 +170,7 @@ def _search(trials: Trials, constraints: Constraints, share: float) -> tuple[Row
     profiles = trials.profiles
     _logger.debug("searching among candidates by the formulas")
     rows = search_loops(profiles, cluster, [constraints] * len(profiles))
-    written = _as_written(trials, cluster, constraints)
+    written = loops_as_written(profiles, cluster, trials.written_schedules, constraints)
     if written is None or rows[0].candidate == written.candidate:
         return rows
     reason = shortage(written, cluster) or slower_because(
@@ -177,15 +178,6 @@ def _search(trials: Trials, constraints: Constraints, share: float) -> tuple[Row
     )
     others = [row for row in rows[1:] if row.label or row.candidate != written.candidate]
     return rows[0], dataclasses.replace(written, reason=reason), *others
-
-
-def _as_written(trials: Trials, cluster: AnyCluster, constraints: Constraints) -> Row | None:
-    """The row of the schedules that the step has itself, if all loops have one and no other is fixed."""
-    profiles = trials.profiles
-    schedules = [schedule for schedule in trials.written_schedules if schedule is not None]
-    if len(schedules) < len(profiles) or constraints.schedule is not None:
-        return None
-    return loops_as_written(profiles, cluster, schedules, constraints)
 
 
 def _choice(
@@ -231,17 +223,13 @@ def _faults(
     yield type_fault("cluster", cluster, AnyCluster, what)
     what = "a dict of the arguments that are passed by name"
     yield type_fault("kwargs", kwargs, Mapping, what, optional=True)
-    yield int_fault("simulate", simulate)
+    yield int_fault("simulate", simulate, optional=True)
     yield number_fault("seconds", seconds, above=0, optional=True)
     yield int_fault("measure", measure, 0)
     if isinstance(cluster, Pools) and is_int(measure) and measure:
         yield ValueError(
             f"measure={measure} runs tasks on the devices of this process, which are of one kind, and the "
             f"cluster has {' and '.join(cluster.pool_names)}"
-        )
-    if is_int(measure) and is_int(simulate) and measure > simulate:
-        yield ValueError(
-            f"measure={measure} candidates cannot be measured when simulate={simulate} are simulated"
         )
     margin_fault = number_fault("memory_margin", memory_margin, "a share of the memory,", least=0)
     yield margin_fault

@@ -13,28 +13,31 @@ from collections.abc import Callable, Iterable, Sequence
 from mpmd.errors import CompileError, StepWarning
 from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.choice_table import candidate_text, time_text
-from mpmd.planner.labels import relabelled
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.reasons import StepDoesNotFit, memory_share, shortage, slower_because
-from mpmd.planner.simplicity import TimedCandidate, complexity, in_order, may_be_as_fast
+from mpmd.planner.reasons import (
+    Complexity,
+    StepDoesNotFit,
+    TimedCandidate,
+    complexity,
+    in_order,
+    may_be_as_fast,
+    memory_share,
+    relabelled,
+    shortage,
+    slower_because,
+)
 from mpmd.planner.trials.realize import Realized
 
 _logger = logging.getLogger(__name__)
 
-HOPELESS = 1.5
-"""Candidates are not planned if their time by the formulas is over 1.5 times the best planned time."""
+MOST_PLANS = 5
+"""The most plans if no number is asked for, as long as one of them fits."""
 
 MOST_SEARCHES = 4
 """The most searches for less memory, when candidates fit by the formulas and their plans do not."""
 
 MOST_MEASURED = 3
 """The most candidates that are measured, for each that was asked for."""
-
-MOST_PLAN_SIZE = 50_000
-"""The sum of ``Realized.size`` of all plans after which no further one is made, unless a time is given.
-
-Such plans take about ten seconds. The limit is no time, so the answer depends on no machine and its load.
-"""
 
 Realize = Callable[[Candidate], Realized]
 """Compiles the plan of a candidate and simulates it. Raises ``CompileError``."""
@@ -48,15 +51,16 @@ Search = Callable[[float], Sequence[Row]]
 
 @dataclasses.dataclass(frozen=True)
 class PlanningLimits:
-    """PlanningLimits of planning and measuring.
+    """Limits of planning and measuring.
 
     Attributes:
-      simulate: the number of candidates that are planned, beside the alternatives to a pipeline.
-      seconds: the time after which no further one is planned; ``None``: planning ends at ``MOST_PLAN_SIZE``.
+      simulate: the number of candidates that are planned, as long as one of them fits. ``None``: those that
+        may win by the formulas, ``MOST_PLANS`` at most.
+      seconds: the time after which no further candidate is planned once one fits; ``None`` for no limit.
       measure: the number of candidates whose tasks are run at least.
     """
 
-    simulate: int
+    simulate: int | None
     seconds: float | None
     measure: int
 
@@ -73,16 +77,17 @@ class Ranking:
 def rerank(
     search: Search, realize: Realize, measure: Measure, cluster: AnyCluster, limits: PlanningLimits
 ) -> Ranking:
-    """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks the plans.
+    """Plans and simulates the best candidates of each kind, and ranks the plans.
 
-    When the best candidates of the formulas do not fit by their plans, it goes on until a plan fits. If
-    no plan fits, it searches as if devices had less memory, by the factor that the plan with the least memory
-    lacks.
+    If no plan fits, it searches as if devices had less memory, by the factor that the plan with the least
+    memory lacks. If no plan of these fits, it plans the remaining candidates until one fits.
 
     Raises: ``ValueError`` when no candidate fits or can be compiled; as ``search`` for the whole memory.
     """
+    end = math.inf if limits.seconds is None else time.monotonic() + limits.seconds
+    most = max(limits.simulate or MOST_PLANS, limits.measure)
     share, planned = 1.0, list[_Planned]()
-    waiting, stopped_by = _plan_rows(search(1.0), planned, realize, cluster, limits)
+    waiting = _plan_rows(search(1.0), planned, realize, cluster, limits, most, end)
     for _ in range(MOST_SEARCHES):
         lacking = [share_ for one in planned if (share_ := memory_share(one.row, cluster)) > 1]
         if _fitting(planned) or not lacking:
@@ -95,12 +100,14 @@ def rerank(
         tried, smaller = {one.row.candidate for one in planned}, cluster.with_memory(share)
         rows = [row for row in rows if row.candidate not in tried]
         rows = [row for row in rows if row.label or not shortage(row, smaller)]
-        waiting, stopped_by = _plan_rows(rows, planned, realize, cluster, limits)
+        waiting = _plan_rows(rows, planned, realize, cluster, limits, most, end)
+    while not _fitting(planned) and not all(shortage(row, cluster) for row in waiting):
+        waiting = _plan_rows(waiting, planned, realize, cluster, limits, 1, end)
     if limits.measure:
         planned = _measured(planned, measure, cluster, limits)
     if not _fitting(planned):  # by their plans, or by the memory of their measured tasks
         raise _nothing_can_be_run([one.row for one in planned], cluster)
-    return _ranking(planned, waiting, stopped_by, cluster)
+    return _ranking(planned, waiting, cluster)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,32 +155,28 @@ def _plan_rows(
     realize: Realize,
     cluster: AnyCluster,
     limits: PlanningLimits,
-) -> tuple[list[Row], str]:
-    """Appends the candidates of rows to ``planned`` until the limits, or much slower rows, are reached.
+    most: int,
+    end: float,
+) -> list[Row]:
+    """Appends candidates of rows to ``planned``; after the time ``end`` only until one fits by its plan.
 
-    Returns: the rows that are left, and the time or size that has stopped planning; empty if neither has.
+    Args:
+      most: the number of plans to make; candidates that cannot be compiled do not count.
+
+    Returns: the rows that are left.
     """
-    end = time.monotonic() + limits.seconds if limits.seconds is not None else math.inf
-    first, in_order = _in_order(rows, cluster)
-    most = limits.simulate + sum(bool(row.label) for row in in_order[1:])
-    for number, row in enumerate(in_order):
-        if shortage(row, cluster):
-            return in_order[number:], ""
-        if limits.seconds is not None:
-            stopped_by = f"{limits.seconds:g} seconds were over" if time.monotonic() > end else ""
-        else:
-            size = sum(one.realized.size for one in planned if one.realized is not None)
-            stopped_by = "their plans are large" if number >= first and size > MOST_PLAN_SIZE else ""
-        if best := _fitting(planned)[:1]:
-            is_hopeless = not row.label and row.prediction.seconds > HOPELESS * best[0].seconds
-            if number >= most or is_hopeless:
-                return in_order[number:], ""
-            if stopped_by:
-                return in_order[number:], stopped_by
-        so_far = f"; the best so far {time_text(best[0].row.prediction)}" if best else ""
+    tried, most = list[Row](), most + sum(one.realized is not None for one in planned)
+    for row in _in_order(rows, cluster):
+        fitting = _fitting(planned)
+        if (fitting and time.monotonic() > end) or sum(one.realized is not None for one in planned) == most:
+            break
+        if limits.simulate is None and len(fitting) >= max(1, limits.measure) and not _may_win(row, planned):
+            continue
+        so_far = f"; the best so far {time_text(fitting[0].row.prediction)}" if fitting else ""
         _logger.debug("planning candidate %d of at most %d%s", len(planned) + 1, most, so_far)
         planned.append(_plan_row(row, realize, cluster))
-    return [], ""
+        tried.append(row)
+    return [row for row in rows if row not in tried]
 
 
 def _plan_row(row: Row, realize: Realize, cluster: AnyCluster) -> _Planned:
@@ -189,23 +192,30 @@ def _plan_row(row: Row, realize: Realize, cluster: AnyCluster) -> _Planned:
     return _Planned(row, row.prediction, simulated=simulated).with_realized(realized, cluster)
 
 
-def _in_order(rows: Sequence[Row], cluster: AnyCluster) -> tuple[int, list[Row]]:
-    """Orders rows for planning; the number counts rows that are planned whatever the size of their plans.
+def _may_win(row: Row, planned: Sequence[_Planned]) -> bool:
+    """Whether a row would be chosen before all plans if its plan took the time that the formulas say."""
+    chosen, fastest = _preferred(planned)[0].row, _fitting(planned)[0].row
+    if complexity(row.candidate) < complexity(chosen.candidate):
+        return may_be_as_fast(row.prediction, fastest.prediction)
+    return not may_be_as_fast(chosen.prediction, row.prediction)
 
-    The best row comes first, then the simplest row that may be as fast, if it is simpler than the best, the
-    alternatives to a pipeline, the remaining rows that fit, and the rows that lack memory. Of several rows
-    that are equally simple, the one with the fewest tasks counts, the fastest to plan.
+
+def _in_order(rows: Sequence[Row], cluster: AnyCluster) -> list[Row]:
+    """Orders the rows that fit: the best row, the simplest row that may be as fast, the best row of each
+    other ``complexity``, and the rest.
+
+    Of several rows that are equally simple, the row with the fewest tasks is the fastest to plan.
     """
-    short = [row for row in rows if shortage(row, cluster)]
-    if len(short) == len(rows):
-        return 0, short
-    best, *rest = (row for row in rows if row not in short)
-    equal = [row for row in rest if may_be_as_fast(row.prediction, best.prediction)]
-    simplest = min([best, *equal], key=lambda row: (complexity(row.candidate), _num_tasks(row.candidate)))
-    is_simpler = complexity(simplest.candidate) < complexity(best.candidate)
-    first = [best, simplest] if is_simpler else [best]
-    rest = sorted((row for row in rest if row not in first), key=lambda row: not row.label)
-    return len(first), [*first, *rest, *short]
+    fitting = [row for row in rows if not shortage(row, cluster)]
+    if not fitting:
+        return []
+    equal = (row for row in fitting if may_be_as_fast(row.prediction, fitting[0].prediction))
+    simplest = min(equal, key=lambda row: (complexity(row.candidate), _num_tasks(row.candidate)))
+    of_kinds: dict[Complexity, Row] = {}
+    for row in (fitting[0], simplest, *fitting):
+        of_kinds.setdefault(complexity(row.candidate), row)
+    first = [*of_kinds.values()]
+    return [*first, *(row for row in fitting if row not in first)]
 
 
 def _num_tasks(candidate: Candidate) -> int:
@@ -293,9 +303,7 @@ def _preferred(planned: Iterable[_Planned]) -> list[_Planned]:
     return [*first, *(one for one in fitting if one not in first)]
 
 
-def _ranking(
-    planned: Sequence[_Planned], waiting: Sequence[Row], stopped_by: str, cluster: AnyCluster
-) -> Ranking:
+def _ranking(planned: Sequence[_Planned], waiting: Sequence[Row], cluster: AnyCluster) -> Ranking:
     """The ranking of planned candidates, and of those in ``waiting``, whose costs only formulas say."""
     best = _preferred(planned)[0]
     scale = _measured_over_simulated(planned)
@@ -319,10 +327,9 @@ def _ranking(
             f"by {scale:.2f}, the median of measured over simulated times"
         )
     if unplanned:
-        more = f" ({stopped_by}; with more seconds= more are planned)" if stopped_by else ""
         notes.append(
-            f"{len(planned)} candidates were planned and simulated; of {len(unplanned)} more, formulas say "
-            f"the costs{more}"
+            f"{len(planned)} candidates were planned and simulated, as simulate= and seconds= allow; of "
+            f"{len(unplanned)} more, formulas say the costs"
         )
     assert best.realized is not None, "the best candidate can run"
     return Ranking(relabelled(ranked), best.realized, tuple(notes))

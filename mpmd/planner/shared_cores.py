@@ -8,26 +8,12 @@ several nodes or kinds are treated as if all devices computed.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
 
-from mpmd.memory import Holding
 from mpmd.planner.curves import Amount
-from mpmd.planner.hardware import Hardware
 from mpmd.planner.pools import AnyCluster
-
-
-def in_one_process(cluster: Hardware) -> bool:
-    """Whether all groups are in one process and share its threads."""
-    return cluster.nodes == 1 and cluster.holding is Holding.RECEIVER
-
-
-def with_devices_at_once(cluster: Hardware, number: float) -> Hardware:
-    """The one-node cluster whose devices slow each other down only if more than ``number`` devices
-    compute."""
-    return dataclasses.replace(cluster, alone=max(1.0, cluster.devices_per_node / number))
 
 
 def devices_at_once(cluster: AnyCluster) -> float:

@@ -1,6 +1,7 @@
 """The parts of the formulas: links, sums over devices, memory, closed forms, and prolonged steps."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -13,7 +14,8 @@ from mpmd.planner.collectives import CollectiveCost, DeviceRange, axis_costs, me
 from mpmd.planner.curves import Curve
 from mpmd.planner.layer_profile import Division, Layer, TaskWork
 from mpmd.planner.search import orders
-from mpmd.planner.search.closed_forms import CLOSED_FORMS
+from mpmd.planner.search.closed_forms import CLOSED_FORMS, closed_form
+from mpmd.planner.search.families import GPIPE_OF_SLICES, SLICED, build
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.stages import CostModel
@@ -197,20 +199,25 @@ def test_tied_weights_of_a_group_are_summed_and_updated_once():
     assert two.prediction.memory.weights == one.prediction.memory.weights, "they are held once"
 
 
-@pytest.mark.parametrize("name", CLOSED_FORMS)
-@pytest.mark.parametrize("number", [2, 4, 7, 12])
-def test_closed_forms_are_those_of_the_lists(name, number):
-    groups = 4
-    schedule = FAMILIES[name].build(groups)
+OF_FAMILIES = itertools.product(CLOSED_FORMS, [(number, 1, None) for number in (2, 4, 7, 12)])
+OF_SLICES = itertools.product(SLICED, [(2, 4, 1), (8, 4, 1), (4, 8, 2), (8, 4, 2)])
+
+
+@pytest.mark.parametrize(("name", "sizes"), [*OF_FAMILIES, *OF_SLICES])
+def test_closed_forms_are_those_of_the_lists(name, sizes):
+    groups, (number, slices, stages) = 4, sizes
+    if name == GPIPE_OF_SLICES and stages > 1:
+        pytest.skip("one stage on each group")
+    schedule = build(name, groups, groups * stages, slices) if stages else FAMILIES[name].build(groups)
     stages = schedule.num_stages // groups
-    form, order = CLOSED_FORMS[name], order_of(schedule, number)
+    form, order = closed_form(name, slices), order_of(schedule, number)
     args = (np.array([groups]), np.array([stages]), np.array([number]))
-    makespan = simulate(order.tasks, Costs(atomic=True)).makespan
-    unit = 3 if name != "ForwardOnly" else 1
+    makespan = simulate(order.tasks, Costs(atomic=True), slices=slices).makespan
+    unit = slices * (3 if name != "ForwardOnly" else 1)
     # DualPipeV's fused cells are atomic here, while its formula counts their members one by one.
     assert (number + form.fill(*args)[0]) * unit * stages == pytest.approx(makespan, rel=0.06)
     if name != "ForwardOnly":
-        most = [max(map(sum, vectors)) / stages for vectors in order.in_flight]
+        most = [max(map(sum, vectors)) / stages / slices for vectors in order.in_flight]
         assert form.in_flight(*args)[0] == pytest.approx((max(most) + min(most)) / 2, abs=0.5)
 
 

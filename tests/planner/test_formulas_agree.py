@@ -34,9 +34,7 @@ def trials(request):
     params = [{"up": up, "bias": bias, "down": down} for _ in range(LAYERS)]
     x = jax.ShapeDtypeStruct((ROWS, WIDTH), "float32")
     args = (params, jax.eval_shape(ADAM.init, params), x, x)
-    return Trials(
-        StepSpec.of(open_step, args, {}, None, None, None, None, None), request.param
-    ), request.param
+    return Trials(StepSpec.of(open_step, args), request.param), request.param
 
 
 @pytest.mark.usual(
@@ -82,9 +80,7 @@ def test_the_formula_knows_the_temporaries_of_a_large_vocabulary(submesh):
     bias = jax.ShapeDtypeStruct((WIDTH,), "float32")
     params = (embedding, [{"up": matrix, "bias": bias, "down": matrix}] * 2)
     rows = jax.ShapeDtypeStruct((ROWS,), "int32")
-    made = Trials(
-        StepSpec.of(step_with_scores, (params, rows, rows), {}, None, None, None, None, None), CLUSTER
-    )
+    made = Trials(StepSpec.of(step_with_scores, (params, rows, rows)), CLUSTER)
     number = len(made.profiles[0].layers)
     candidate = Candidate((number,), (submesh,), mpmd.Std1F1B(1), 2, remat=False, fsdp=False)
     formula = evaluate(CostModel(made.profiles[0], CLUSTER), candidate).prediction.memory

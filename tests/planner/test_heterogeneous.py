@@ -15,7 +15,7 @@ from mpmd.planner.curves import Curve
 from mpmd.planner.presets import PRESETS
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.multi_loop import search_loops
-from mpmd.planner.search.search import SearchBudget, search
+from mpmd.planner.search.search import search
 from mpmd.planner.search.stage_profile import stage_profile
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import Submesh
@@ -29,8 +29,6 @@ SLOW = dataclasses.replace(FAST, flops=1e14, kind="slow")
 SIXTEEN = profile(tuple(layer(f"layer {i}", 1e12, weights=10**6) for i in range(16)), rows=32)
 USUAL = Constraints.of(schedule="Std1F1B")
 FOUR_GROUPS = Constraints.of(groups=4, schedule="Std1F1B")
-EXACT = pytest.param(SearchBudget(), id="exact")
-NOT_EXACT = pytest.param(SearchBudget(exhaustive=False), id="not exact")
 
 
 def two_and_two(fast=FAST, slow=SLOW, link=LINK):
@@ -45,6 +43,12 @@ def layers_of(candidate):
 
 
 # The search.
+
+
+@pytest.fixture
+def few_candidates(monkeypatch):
+    monkeypatch.setattr("mpmd.planner.search.search.LEAST_CANDIDATES", 20)
+    monkeypatch.setattr("mpmd.planner.search.search.MOST_TASKS", 20_000)
 
 
 @functools.cache
@@ -84,15 +88,15 @@ def test_devices_that_are_too_slow_are_left_out():
     assert best.prediction.seconds == on_fast_devices()[0].prediction.seconds
 
 
-@pytest.mark.parametrize("budget", [EXACT, NOT_EXACT])
-def test_a_stage_too_large_for_small_memory_is_on_the_large_one(budget):
+@pytest.mark.parametrize("exhaustive", [True, False])
+def test_a_stage_too_large_for_small_memory_is_on_the_large_one(exhaustive):
     # The fast devices have little memory. The layer in the middle has half of all weights.
     weights = [10**8] * 4 + [8 * 10**8] + [10**8] * 4
     steps = profile(tuple(layer(f"layer {i}", 1e12, weights=n) for i, n in enumerate(weights)), rows=8)
     small = dataclasses.replace(FAST, memory=2.5e9, devices_per_node=2)
     large = dataclasses.replace(SLOW, memory=20e9)
     fixed = Constraints.of(groups=3, submesh={"data": 1}, schedule="Std1F1B")
-    row = search(steps, two_and_two(small, large), fixed, budget)[0]
+    row = search(steps, two_and_two(small, large), fixed, exhaustive)[0]
     bounds = [0, *itertools.accumulate(row.candidate.layers_per_stage)]
     home = next(g for g in range(3) if bounds[g] <= 4 < bounds[g + 1])
     assert row.candidate.submeshes[home].pool == "slow" and not row.reason
@@ -113,11 +117,10 @@ def test_the_memory_of_a_row_is_that_of_the_group_that_lacks_most():
 @pytest.mark.parametrize(
     ("steps", "cluster"), [(u_net(), FAST), (gpt(num_layers=4, width=1024, heads=8, rows=16), a100s(2))]
 )
-def test_a_cluster_of_one_pool_is_as_one_of_a_kind(steps, cluster):
+def test_a_cluster_of_one_pool_is_as_one_of_a_kind(steps, cluster, few_candidates):
     alone, named = dataclasses.replace(cluster, kind=""), dataclasses.replace(cluster, kind="x")
-    budget = SearchBudget(least=20, tasks=20_000, exhaustive=False)
-    rows = search(steps, alone, budget=budget)
-    pooled = search(steps, Cluster.of([named]), budget=budget)
+    rows = search(steps, alone, exhaustive=False)
+    pooled = search(steps, Cluster.of([named]), exhaustive=False)
     assert [row.prediction for row in pooled] == [row.prediction for row in rows]
     without_pools = [
         tuple(dataclasses.replace(submesh, pool="") for submesh in row.candidate.submeshes) for row in pooled
@@ -128,7 +131,7 @@ def test_a_cluster_of_one_pool_is_as_one_of_a_kind(steps, cluster):
 def test_loops_share_groups_in_their_pools():
     later = dataclasses.replace(SIXTEEN, decision_index=1, layers=SIXTEEN.layers[:8])
     fixed = dataclasses.replace(FOUR_GROUPS, num_microbatches=16)
-    rows = search_loops([SIXTEEN, later], two_and_two(), [fixed, fixed], SearchBudget(exhaustive=False))
+    rows = search_loops([SIXTEEN, later], two_and_two(), [fixed, fixed], exhaustive=False)
     best = rows[0].candidate
     assert [submesh.pool for submesh in best.submeshes].count("slow") == 2
     assert best.later[0].submeshes == best.submeshes
@@ -152,16 +155,15 @@ def test_stage_profiles_say_the_pool():
 
 
 @pytest.mark.slow
-def test_large_clusters_of_two_kinds_use_both():
+def test_large_clusters_of_two_kinds_use_both(few_candidates):
     pools = [
         dataclasses.replace(a100s(1), kind="A100"),
         dataclasses.replace(a100s(1), flops=4e14, kind="H100"),
     ]
     cluster = Cluster.of(pools, link=Link(1e-5, 1e11))
     steps = gpt(num_layers=8, width=2048, heads=16, rows=16)
-    budget = SearchBudget(least=20, tasks=20_000)
-    best = search(steps, cluster, USUAL, budget)[0]
-    alone = [search(steps, pool, USUAL, budget)[0].prediction.seconds for pool in pools]
+    best = search(steps, cluster, USUAL)[0]
+    alone = [search(steps, pool, USUAL)[0].prediction.seconds for pool in pools]
     assert best.prediction.seconds < 0.9 * min(alone)
     for pool in pools:
         used = sum(submesh.num_devices for submesh in best.candidate.submeshes if submesh.pool == pool.kind)

@@ -42,7 +42,7 @@ def test_counts_what_the_link_carries(cluster, share):
         "down": jax.ShapeDtypeStruct((HIDDEN, WIDTH), "float32"),
     }
     x = jax.ShapeDtypeStruct((4, ROWS, WIDTH), "float32")
-    trials = Trials(StepSpec.of(step, (params, x), {}, None, None, None, None, None), cluster)
+    trials = Trials(StepSpec.of(step, (params, x)), cluster)
     (profile,) = trials.profiles
     assert profile.layers[1].divisions["model"].received == 1.0
     candidate = Candidate((1, 1), ({"model": 2},) * 2, mpmd.Std1F1B(2), 4, remat=False, fsdp=False)

@@ -28,6 +28,13 @@ def two_layers(params, x):
     return (x @ params["out"]).sum()
 
 
+def reduced(loss, params, x):
+    """The loss and gradients of all microbatches."""
+    return mpmd.treduce(
+        lambda x: jax.value_and_grad(loss)(params, x), x, schedule=mpmd.Std1F1B(2), operation=mpmd.Add
+    )
+
+
 def shapes():
     return {"in": jnp.ones((WIDTH, HIDDEN)), "out": jnp.ones((HIDDEN, WIDTH))}
 
@@ -82,12 +89,7 @@ def test_values_that_go_past_layers():
 
 def test_frozen_weights_have_no_gradients():
     def step(params, frozen, x):
-        loss, grads = mpmd.treduce(
-            lambda x: jax.value_and_grad(lambda p: two_layers({"in": p, "out": frozen}, x))(params),
-            x,
-            schedule=mpmd.Std1F1B(2),
-            operation=mpmd.Add,
-        )
+        loss, grads = reduced(lambda p, x: two_layers({"in": p, "out": frozen}, x), params, x)
         return params - grads, loss
 
     args = jnp.ones((WIDTH, HIDDEN)), jnp.ones((HIDDEN, WIDTH)), batch(WIDTH)
@@ -100,12 +102,7 @@ def test_moments_belong_to_their_layers_when_gradients_are_clipped_by_their_norm
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
 
     def step(params, kept, x):
-        loss, grads = mpmd.treduce(
-            lambda x: jax.value_and_grad(two_layers)(params, x),
-            x,
-            schedule=mpmd.Std1F1B(2),
-            operation=mpmd.Add,
-        )
+        loss, grads = reduced(two_layers, params, x)
         updates, kept = optimizer.update(grads, kept, params)
         return optax.apply_updates(params, updates), kept, loss
 
@@ -117,12 +114,7 @@ def test_moments_belong_to_their_layers_when_gradients_are_clipped_by_their_norm
 def test_weights_that_are_cast_before_the_loop():
     def step(params, x):
         half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
-        loss, grads = mpmd.treduce(
-            lambda x: jax.value_and_grad(two_layers)(half, x.astype(jnp.bfloat16)),
-            x,
-            schedule=mpmd.Std1F1B(2),
-            operation=mpmd.Add,
-        )
+        loss, grads = reduced(lambda p, x: two_layers(p, x.astype(jnp.bfloat16)), half, x)
         return jax.tree.map(lambda p, g: p - g, params, grads), loss
 
     profile = profile_of(step, (jax.eval_shape(shapes), batch(WIDTH)), {})

@@ -14,7 +14,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.profiling.layered_step import layered
 from mpmd.planner.profiling.open_step import profile_of
 from mpmd.planner.profiling.tracing import EACH_LAYER, traced_layers
-from mpmd.planner.simplicity import complexity
+from mpmd.planner.reasons import complexity
 from mpmd.simulate import Link
 from tests.support.parity import assert_close
 
@@ -163,7 +163,7 @@ def test_policies_that_jax_refuses_are_left_out():
 
     args = [np.eye(4, dtype=np.complex64)] * 4, np.ones((8, 4), np.complex64)
     fixes = {"cluster": cluster(1e12), "groups": 2, "submesh": {}, "schedule": "Std1F1B"}
-    choice = mpmd.plan(step, *args, num_microbatches=2, **fixes)
+    choice = mpmd.plan(step, *args, num_microbatches=2, simulate=8, **fixes)
     refused = [row for row in choice.rows if "JAX keeps no complex values" in row.reason]
     assert refused and all(row.candidate.is_rematerialised for row in refused)
     with pytest.raises(ValueError, match="JAX keeps no complex values"):

@@ -101,37 +101,35 @@ def test_of_equally_fast_ones_the_smallest_plan_wins():
     assert run(rows, plans)[0] == [1, 2, 3]
 
 
-def test_alternatives_are_planned_before_the_others():
-    rows = [row(1, 1.0), row(2, 1.1), row(3, 1.2), row(4, 4.0, label="data parallel")]
-    order, planned, result = run(rows, {}, simulate=2)
-    assert planned == [1, 4, 2] and order == [1, 2, 4, 3]
-    assert result.notes == ("3 candidates were planned and simulated; of 1 more, formulas say the costs",)
+def test_the_best_of_each_kind_is_planned_before_the_others():
+    rows = [row(1, 1.0), row(2, 1.1), row(3, 1.2), row(4, 1.3, submeshes=TWO)]
+    order, planned, result = run(rows, {4: (0.5, 50.0)}, simulate=2)
+    assert planned == [1, 4] and order == [4, 1, 2, 3]
+    (note,) = result.notes
+    assert note.startswith("2 candidates were planned") and "of 2 more, formulas say the costs" in note
     assert result.rows[-1].reason.startswith("not planned; by the formulas")
 
 
 def test_the_time_for_it_ends(monkeypatch):
     clock = itertools.count(step=40)
     monkeypatch.setattr("mpmd.planner.rerank.time.monotonic", lambda: float(next(clock)))
-    _, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {}, seconds=60.0)
-    assert planned == [1] and "(60 seconds were over; " in result.notes[0]
+    _, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {}, seconds=30.0)
+    assert planned == [1] and [found.prediction.source for found in result.rows][1:] == ["formula"] * 2
 
 
-def test_without_a_time_the_size_of_plans_decides_and_no_clock(monkeypatch):
-    monkeypatch.setattr("mpmd.planner.rerank.time.monotonic", None)
-    monkeypatch.setattr("mpmd.planner.rerank.MOST_PLAN_SIZE", 2 * SIZE - 1)
-    _, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {})
-    assert planned == [1, 2] and "(their plans are large; " in result.notes[0]
-
-
-def test_what_is_much_slower_by_formula_is_not_planned():
-    _, planned, result = run([row(1, 1.0), row(2, 1.4), row(3, 1.6)], {2: (1.1, 50.0)})
-    assert planned == [1, 2] and "over)" not in result.notes[0]
+def test_what_would_not_be_chosen_by_formula_is_not_planned_unless_a_number_is_asked_for():
+    rows = [row(1, 1.0, submeshes=TWO), row(2, 1.02, schedule=ZeroBubble(2), submeshes=TWO), row(3, 1.06)]
+    for seconds, expected in ((1.0, [1, 3]), (1.1, [1, 3, 2]), (0.95, [1])):
+        assert run(rows, {1: (seconds, 50.0), 3: (2.0, 50.0)}, simulate=None)[1] == expected
+    assert sorted(run(rows, {}, simulate=3)[1]) == [1, 2, 3]
+    assert len(run(rows, {1: (0.95, 50.0)}, simulate=None, measure=2)[1]) == 2
 
 
 def test_it_goes_on_until_one_fits():
     plans = {1: (1.0, 200.0), 2: CompileError("marks are wrong\nat line 3")}
-    order, planned, result = run([row(1, 1.0), row(2, 2.0), row(3, 3.0)], plans, simulate=1)
-    assert planned == [1, 2, 3] and order == [3, 1, 2]
+    rows, searched = [row(1, 1.0), row(2, 2.0), row(3, 3.0)], []
+    order, planned, result = run(rows, plans, simulate=1, again=rows, searched=searched)
+    assert planned == [1, 2, 3] and order == [3, 1, 2] and searched == [1.0, 0.5]
     assert result.rows[1].reason == "does not fit: needs 200 B of 100 B, 200 B for weights"
     assert result.rows[2].reason == "cannot be compiled: marks are wrong"
 
@@ -176,12 +174,11 @@ def test_what_is_simpler_wins_within_the_expected_error(complex_one, simple_one,
     assert order == [1, 2], "further off than the error of a plan, 5%"
 
 
-def test_the_simplest_that_may_be_as_fast_is_planned_early(monkeypatch):
-    unusual = [row(number, 1.0, schedule=ZeroBubble(2), submeshes=TWO) for number in (1, 2)]
-    rows = [*unusual, row(3, 1.05, submeshes=TWO)]
-    monkeypatch.setattr("mpmd.planner.rerank.MOST_PLAN_SIZE", SIZE - 1)
-    order, planned, _ = run(rows, dict.fromkeys((1, 2, 3), (1.0, 50.0)))
-    assert (planned, order[0]) == ([1, 3], 3), "of two, however large they are"
+def test_the_simplest_that_may_be_as_fast_is_planned_early():
+    uneven = row(2, 1.01, submeshes=({"data": 2}, {"data": 1}))
+    rows = [row(1, 1.0, schedule=ZeroBubble(2), submeshes=TWO), uneven, row(3, 1.05, submeshes=TWO)]
+    order, planned, _ = run(rows, dict.fromkeys((1, 2, 3), (1.0, 50.0)), simulate=2)
+    assert (planned, order[0]) == ([1, 3], 3)
 
 
 def test_rows_that_are_not_measured_are_scaled():

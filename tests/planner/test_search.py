@@ -7,9 +7,8 @@ import pytest
 
 from mpmd.language.remat import Remat
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.reasons import ranked
-from mpmd.planner.search.search import USUAL, SearchBudget, evaluated_rows, search, search_space
-from mpmd.planner.simplicity import complexity, may_be_as_fast
+from mpmd.planner.reasons import complexity, may_be_as_fast, ranked
+from mpmd.planner.search.search import evaluated_rows, search, search_space
 from mpmd.schedules import Std1F1B, ZeroBubble
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 
@@ -27,7 +26,7 @@ def open_rows():
 @pytest.mark.slow
 def test_96_layers_on_512_devices_take_little_work():
     cluster = a100s(nodes=64)
-    rows = evaluated_rows(search_space(gpt(), cluster, Constraints()), USUAL)
+    rows = evaluated_rows(search_space(gpt(), cluster, Constraints()))
     best = ranked(rows, cluster, 1)[0]
     assert len(rows) < 200
     assert not best.reason
@@ -70,10 +69,10 @@ def test_values_that_skip_layers_are_counted():
     assert one.seconds > other.seconds
 
 
-@pytest.mark.parametrize("budget", [SearchBudget(), SearchBudget(exhaustive=False)])
-def test_equal_groups_with_a_usual_schedule_are_among_the_rows(budget):
+@pytest.mark.parametrize("exhaustive", [True, False])
+def test_equal_groups_with_a_usual_schedule_are_among_the_rows(exhaustive):
     cluster = a100s(nodes=1)
-    rows = search(SMALL, cluster, Constraints(groups=4, num_microbatches=16), budget)
+    rows = search(SMALL, cluster, Constraints(groups=4, num_microbatches=16), exhaustive)
     plain = [row for row in rows if not any(complexity(row.candidate)[1:])]  # but for its pipeline
     assert plain and any(complexity(rows[0].candidate)[1:])
     assert may_be_as_fast(plain[0].prediction, rows[0].prediction)
@@ -94,10 +93,10 @@ def test_a_schedule_of_a_size_fixes_stages_and_groups():
         assert [submesh["data"] for submesh in row.candidate.submeshes] == [2] * 4
 
 
-@pytest.mark.parametrize("budget", [SearchBudget(), SearchBudget(exhaustive=False)])
-def test_each_group_has_the_submesh_that_is_fixed_for_it(budget):
+@pytest.mark.parametrize("exhaustive", [True, False])
+def test_each_group_has_the_submesh_that_is_fixed_for_it(exhaustive):
     submesh = ({"data": 4}, {"model": 2}, {})
-    for row in search(SMALL, a100s(nodes=1), Constraints(submesh=submesh, schedule="Std1F1B"), budget):
+    for row in search(SMALL, a100s(nodes=1), Constraints(submesh=submesh, schedule="Std1F1B"), exhaustive):
         assert row.candidate.schedule.mpmd_dim == 3
         sizes = [{k: n for k, n in own.items() if n > 1} for own in row.candidate.submeshes]
         assert sizes == [*submesh]
@@ -114,7 +113,7 @@ def test_marked_stages_stay_where_groups_of_different_sizes_are_tried():
     """Stages of unequal work, of which groups of different sizes would take fewer."""
     parts = tuple(layer("", 1e12 * work, weights=10**6) for work in (1, 1, 5, 1))
     made = profile(parts, 16, are_stages=True)
-    rows = search(made, a100s(nodes=1), Constraints(groups=4), SearchBudget(exhaustive=False))
+    rows = search(made, a100s(nodes=1), Constraints(groups=4), exhaustive=False)
     assert all(row.candidate.schedule.num_stages == 4 for row in rows)
     assert any(len({*map(str, row.candidate.submeshes)}) > 1 for row in rows), "none differ in size"
 

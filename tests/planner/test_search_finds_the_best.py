@@ -12,13 +12,11 @@ from mpmd.planner.cluster import Cluster
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import Division
 from mpmd.planner.search.exhaustive import is_small
-from mpmd.planner.search.search import USUAL, SearchBudget, evaluated_rows, search, search_space
+from mpmd.planner.search.search import evaluated_rows, search, search_space
 from mpmd.planner.search.stages import CostModel
 from mpmd.simulate import Link
 from tests.support.brute_force import brute_force
 from tests.support.profiles import layer, profile
-
-HEURISTIC = SearchBudget(exhaustive=False)
 
 
 def random_problem(seed, most_layers, most_devices):
@@ -53,10 +51,10 @@ def random_problem(seed, most_layers, most_devices):
     return profile(tuple(parts), rows=draw.choice([2, 4])), cluster, draw.random() < 0.5
 
 
-def best_seconds(made, cluster, constraints, budget=USUAL):
+def best_seconds(made, cluster, constraints, exhaustive=True):
     """The predicted seconds of the best candidate; ``None`` where nothing fits."""
     try:
-        return search(made, cluster, constraints, budget)[0].prediction.seconds
+        return search(made, cluster, constraints, exhaustive)[0].prediction.seconds
     except ValueError as error:
         assert "does not fit" in str(error)
         return None
@@ -82,7 +80,7 @@ def ratios_to_the_best(seeds, **sizes):
         made, cluster, remat = random_problem(seed, **sizes)
         constraints = Constraints(remat=(Remat.of(remat),))
         best = best_seconds(made, cluster, constraints)
-        approximate = best_seconds(made, cluster, constraints, HEURISTIC)
+        approximate = best_seconds(made, cluster, constraints, exhaustive=False)
         assert (best is None) == (approximate is None), f"seed {seed}"
         if best is not None and is_small(search_space(made, cluster, constraints)):
             ratios.append(approximate / best)
@@ -110,4 +108,4 @@ def test_looking_at_all_candidates_stops_at_the_bound():
     made, cluster, _ = random_problem(8, most_layers=6, most_devices=4)
     space = search_space(made, cluster, Constraints())
     assert is_small(space)
-    assert len(evaluated_rows(space, USUAL)) < 500
+    assert len(evaluated_rows(space)) < 500

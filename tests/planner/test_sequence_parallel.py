@@ -85,7 +85,7 @@ def test_a_step_of_rows_alone_is_divided_by_rows():
 
 @pytest.fixture(scope="module")
 def trials():
-    spec = StepSpec.of(train_step, shapes(2, 128, 64, 16), {}, None, None, None, None, None)
+    spec = StepSpec.of(train_step, shapes(2, 128, 64, 16))
     return Trials(spec, CLUSTER)
 
 

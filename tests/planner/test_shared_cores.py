@@ -17,7 +17,6 @@ from mpmd.planner.shared_cores import (
     devices_at_once,
     groups_at_once,
     time_alone,
-    with_devices_at_once,
 )
 from mpmd.planner.submesh import Submesh
 from mpmd.planner.trials import realize
@@ -84,37 +83,20 @@ def on_four_devices(size):
 
 
 @pytest.mark.parametrize(
-    "size, nodes, holding, at_once, seconds, groups_at_once",
-    [
-        (1, 1, "receiver", 1.6, 2.0 + 0.4, 1.6),
-        (1, 1, "slots", None, 5.0 / 2 + 0.5, 2.0),
-        (1, 2, "kept", 1.6, 5.0 + 1.0, math.inf),
-        (2, 1, "receiver", 1.6, 2.0 + 0.5, 1.0),
-        (2, 1, "receiver", None, 2.0 + 0.5, 1.0),
-    ],
+    "size, nodes, seconds, groups_at_once",
+    [(1, 1, 2.0 + 0.5, 2.0), (1, 2, 2.0 + 1.0, math.inf), (2, 1, 2.0 + 0.5, 1.0)],
 )
-def test_measured_groups_share_cores(monkeypatch, size, nodes, holding, at_once, seconds, groups_at_once):
-    """Tasks take 2 s by themselves and 5 s together; an overhead is of the time while all compute.
-
-    Groups of several processes are twice as fast alone, as the cluster says.
-    """
+def test_measured_groups_share_cores(monkeypatch, size, nodes, seconds, groups_at_once):
+    """Tasks take 2 s by themselves; an overhead is of the time while all compute."""
     count, (step, candidate) = 4 // size, on_four_devices(size)
     keys = [(group, e.name) for group in range(count) for e in step.plan.executables_of(group)]
-    alone, together = dict.fromkeys(keys, 2.0), dict.fromkeys(keys, 5.0)
-    tasks = MeasuredTasks(step.plan, alone, together, (4,) * count, at_once)
-    given = []
-    monkeypatch.setattr(realize, "measure_tasks", lambda step, devices: given.append(devices) or tasks)
-    cluster = dataclasses.replace(SHARED, nodes=nodes, holding=holding)
+    tasks = MeasuredTasks(step.plan, dict.fromkeys(keys, 2.0))
+    monkeypatch.setattr(realize, "measure_tasks", lambda step: tasks)
+    cluster = dataclasses.replace(SHARED, nodes=nodes)
     before = realize.simulated(step, candidate, cluster)
     before = dataclasses.replace(before, prediction=dataclasses.replace(before.prediction, communication=0.3))
-    measured = realize.measured(before, candidate, cluster, devices=list(range(8)))
+    measured = realize.measured(before, candidate, cluster)
     costs = measured.costs
-    assert given == [[0, 1, 2, 3]], "those of one node"
     assert [*costs.tasks.values()] == pytest.approx([seconds] * len(costs.tasks))
     assert costs.at_once == pytest.approx(groups_at_once)
     assert measured.prediction.communication == 0.3, "a share, whatever the times"
-
-
-def test_cores_are_shared_by_no_less_than_alone():
-    assert math.isinf(devices_at_once(with_devices_at_once(SHARED, 5.0)))
-    assert devices_at_once(with_devices_at_once(SHARED, 1.6)) == pytest.approx(1.6)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.labels import ALTERNATIVES
 from mpmd.planner.layer_profile import Kind
+from mpmd.planner.reasons import ALTERNATIVES
 from mpmd.planner.search.candidates import best_cut, best_of
 from mpmd.planner.search.formula import PricedCandidate
 from mpmd.planner.search.search_space import SearchSpace, divisors
@@ -15,15 +16,13 @@ from mpmd.planner.submesh import Submesh
 from mpmd.schedules import ForwardOnly, Interleaved1F1B, Schedule, Std1F1B
 
 
-def alternatives(space: SearchSpace) -> list[tuple[str, PricedCandidate]]:
-    """The fastest candidate of each alternative that the constraints and the cluster allow, even if it does
-    not fit in memory."""
-    labelled = []
+def alternatives(space: SearchSpace) -> Iterator[PricedCandidate]:
+    """Yields the fastest candidate of each alternative that the constraints and the cluster allow, even if it
+    does not fit in memory."""
     if space.constraints.groups in (None, 1) and space.constraints.submesh is None:
-        for label, (kind, fsdp) in ALTERNATIVES.items():
+        for kind, fsdp in ALTERNATIVES.values():
             if space.constraints.fsdp in (None, fsdp) and (evaluation := _best(space, kind, fsdp)):
-                labelled.append((label, evaluation))
-    return labelled
+                yield evaluation
 
 
 def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> PricedCandidate | None:

@@ -19,12 +19,10 @@ from mpmd.planner.search.search_space import SearchSpace
 def best_cut(space: SearchSpace, candidate: Candidate) -> PricedCandidate | None:
     """Returns the candidate with the cut of its layers that fits in memory and gives the shortest step.
 
-    If no cut fits, returns the cut that lacks the least memory.
+    A candidate that is cut already stays so. If no cut fits, returns the cut that lacks the least memory.
     """
-    if candidate not in space.best_cuts:
-        evaluations = [evaluate(space.model, cut) for cut in cut_candidates(space, candidate)]
-        space.best_cuts[candidate] = best_of(evaluations, space.model.cluster)
-    return space.best_cuts[candidate]
+    evaluations = [evaluate(space.model, cut) for cut in cut_candidates(space, candidate)]
+    return best_of(evaluations, space.model.cluster)
 
 
 def best_of(evaluations: list[PricedCandidate], cluster: AnyCluster) -> PricedCandidate | None:
@@ -53,8 +51,8 @@ def _cuts(
 ) -> list[tuple[int, ...]]:
     """The numbers of layers of the stages, for each cut."""
     num_stages = candidate.schedule.num_stages
-    if space.constraints.layers_per_stage is not None:
-        return [space.constraints.layers_per_stage]
+    if fixed := candidate.layers_per_stage or space.constraints.layers_per_stage:
+        return [fixed]
     if num_stages == 1:
         return [(len(space.profile.layers),)]
     homes, in_flight = stages_in_flight(candidate.schedule, candidate.num_microbatches)

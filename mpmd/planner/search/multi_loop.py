@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.constraints import Constraints
@@ -22,10 +22,10 @@ from mpmd.planner.layer_profile import LayerProfile, TaskWork
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.reasons import StepDoesNotFit, missing_bytes, ranked, shortage
 from mpmd.planner.search.candidates import best_cut, best_of
-from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.families import family_of
 from mpmd.planner.search.formula import PricedCandidate
-from mpmd.planner.search.search import NUM_ROWS, USUAL, SearchBudget, as_written, search
+from mpmd.planner.search.refusals import combined, contradictions
+from mpmd.planner.search.search import MOST_TASKS, NUM_ROWS, as_written, search
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.schedules import Schedule
@@ -78,7 +78,7 @@ def search_loops(
     profiles: Sequence[LayerProfile],
     cluster: AnyCluster,
     constraints: Sequence[Constraints],
-    budget: SearchBudget = USUAL,
+    exhaustive: bool = True,
 ) -> tuple[Row, ...]:
     """The best candidates, the shortest step first, and the alternatives to a pipeline; as ``search``.
 
@@ -89,22 +89,20 @@ def search_loops(
     Raises: ``ValueError`` as ``search``; faults of a loop name the loop.
     """
     if len(profiles) == 1:
-        return search(profiles[0], cluster, constraints[0], budget)
+        return search(profiles[0], cluster, constraints[0], exhaustive)
     kinds = _kinds(profiles)
-    loops = _loops({kind: kinds.index(kind) for kind in kinds}, profiles, cluster, constraints, budget)
+    loops = _loops({kind: kinds.index(kind) for kind in kinds}, profiles, cluster, constraints, exhaustive)
     rows: list[Row] = []
     num_tasks = 0
     # A number of groups that is fixed for the loop with most layers is fixed for the step.
     groups = max(loop.space.constraints.groups or 0 for loop in loops.values())
-    for label, shared in _shared_decisions([*loops.values()]):
-        if groups and len(shared.submeshes) != groups:
-            continue
-        if num_tasks > budget.tasks and not label:
+    for shared in _shared_decisions([*loops.values()]):
+        if num_tasks > MOST_TASKS or (groups and len(shared.submeshes) != groups):
             continue
         best, tasks = _best_on(shared, loops, cluster)
         num_tasks += tasks
         if best is not None:
-            rows.append(_row(label, shared, [best[kind] for kind in kinds], cluster))
+            rows.append(_row(shared, [best[kind] for kind in kinds], cluster))
     if all(shortage(row, cluster) for row in rows):
         missing = [missing_bytes(row.candidate, row.prediction, cluster) for row in rows]
         least = rows[missing.index(min(missing))] if rows else None
@@ -118,18 +116,22 @@ def search_loops(
 def loops_as_written(
     profiles: Sequence[LayerProfile],
     cluster: AnyCluster,
-    schedules: Sequence[Schedule],
+    written: Sequence[Schedule | None],
     constraints: Constraints,
 ) -> Row | None:
     """The best candidate with the schedules that the loops have themselves.
 
-    ``None`` where the loops, the constraints or the number of devices do not allow these schedules.
+    ``None`` where a loop has none, another one is fixed, or the loops, the constraints or the number of
+    devices do not allow these schedules.
     """
+    schedules = [schedule for schedule in written if schedule is not None]
+    if len(schedules) < len(profiles) or constraints.schedule is not None:
+        return None
     if len(profiles) == 1:
         return as_written(profiles[0], cluster, schedules[0], constraints)
     each = [dataclasses.replace(constraints, schedule=schedule) for schedule in schedules]
     try:
-        rows = search_loops(profiles, cluster, each, SearchBudget(exhaustive=False))
+        rows = search_loops(profiles, cluster, each, exhaustive=False)
     except ValueError:  # contradictions, or nothing fits
         return None
     return dataclasses.replace(rows[0], label="as written")
@@ -160,7 +162,7 @@ def _loops(
     profiles: Sequence[LayerProfile],
     cluster: AnyCluster,
     constraints: Sequence[Constraints],
-    budget: SearchBudget,
+    exhaustive: bool,
 ) -> dict[int, _TypicalLoop]:
     """Each kind of loop, searched by itself. Raises ``ValueError`` with all conflicts of constraints."""
     most = max(len(profile.layers) for profile in profiles)
@@ -177,7 +179,7 @@ def _loops(
     for kind, of_kind in constraints_of.items():
         profile = profiles[kind]
         try:
-            rows = search(profile, cluster, of_kind, budget)
+            rows = search(profile, cluster, of_kind, exhaustive)
         except StepDoesNotFit as error:
             raise StepDoesNotFit(f"loop {kind}: {error}") from error
         except ValueError as error:
@@ -201,12 +203,9 @@ def _on_fewer_groups(constraints: Constraints, num_layers: int, most: int) -> Co
     return dataclasses.replace(constraints, groups=num_layers, submesh=fewer)
 
 
-def _shared_decisions(loops: Sequence[_TypicalLoop]) -> list[tuple[str, Candidate]]:
-    """Returns a labelled candidate for each choice of the shared decisions: the best row of each loop comes
-    first.
-
-    Labels are empty except for alternatives.
-    """
+def _shared_decisions(loops: Sequence[_TypicalLoop]) -> Iterable[Candidate]:
+    """Returns a candidate for each choice of the shared decisions: first of the alternatives to a pipeline,
+    then of the best row of each loop."""
 
     def is_open(loop: _TypicalLoop) -> bool:
         return loop.space.profile.num_microbatches is None
@@ -223,14 +222,14 @@ def _shared_decisions(loops: Sequence[_TypicalLoop]) -> list[tuple[str, Candidat
     def key(candidate: Candidate) -> Hashable:
         return candidate.shared, candidate.num_microbatches if usual else None
 
-    labelled = [(row.label, with_number(loops[0], row)) for row in loops[0].rows if row.label]
-    known = {key(candidate) for _, candidate in labelled}
+    alternatives = [(loops[0], row) for row in loops[0].rows if row.label]
     ordered = itertools.zip_longest(*([(loop, row) for row in loop.rows] for loop in loops))
-    candidates = (with_number(*pair) for pair in itertools.chain.from_iterable(ordered) if pair)
-    others: dict[Hashable, Candidate] = {}
-    for candidate in candidates:
-        others.setdefault(key(candidate), candidate)
-    return [*labelled, *(("", candidate) for of_key, candidate in others.items() if of_key not in known)]
+    chosen: dict[Hashable, Candidate] = {}
+    for pair in itertools.chain(alternatives, *ordered):
+        if pair is not None:
+            candidate = with_number(*pair)
+            chosen.setdefault(key(candidate), candidate)
+    return chosen.values()
 
 
 def _best_on(
@@ -249,7 +248,7 @@ def _best_on(
     return best, num_tasks
 
 
-def _row(label: str, shared: Candidate, loops: Sequence[PricedCandidate], cluster: AnyCluster) -> Row:
+def _row(shared: Candidate, loops: Sequence[PricedCandidate], cluster: AnyCluster) -> Row:
     """The row of a step: the sum of the times of its loops, and the memory of the loop that lacks the most
     memory."""
     first, *later = (dataclasses.replace(e.candidate, submeshes=shared.submeshes) for e in loops)
@@ -271,4 +270,4 @@ def _row(label: str, shared: Candidate, loops: Sequence[PricedCandidate], cluste
         stage_seconds=tuple(itertools.chain(*(e.prediction.stage_seconds for e in loops))),
         source="formula",
     )
-    return Row(dataclasses.replace(first, later=tuple(later)), prediction, label)
+    return Row(dataclasses.replace(first, later=tuple(later)), prediction)

@@ -4,7 +4,8 @@ One heap holds candidates by the seconds that their steps take at least, or are 
 whose layers are not cut yet (``estimates.py``), all candidates of a small problem (``exhaustive.py``), groups
 of different sizes (``uneven.py``), and candidates with a policy of rematerialisation for each stage
 (``stage_policies.py``). The first candidate of the heap is cut into stages (``candidates.py``) and simulated
-(``formula.py``), until the next one is too slow by its key.
+(``formula.py``), until the next one is too slow by its key. Limits are numbers of candidates and of simulated
+tasks, so that no clock decides.
 """
 
 from __future__ import annotations
@@ -19,27 +20,34 @@ from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.reasons import StepDoesNotFit, ranked, shortage
+from mpmd.planner.reasons import StepDoesNotFit, complexity, ranked, shortage
 from mpmd.planner.search.alternatives import alternatives
 from mpmd.planner.search.candidates import best_cut
-from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.estimates import estimates
 from mpmd.planner.search.exhaustive import every_candidate, is_small, lower_bound
 from mpmd.planner.search.families import family_of
 from mpmd.planner.search.forms import Forms
-from mpmd.planner.search.formula import PricedCandidate, evaluate
-from mpmd.planner.search.infeasible import infeasible
+from mpmd.planner.search.formula import PricedCandidate
+from mpmd.planner.search.refusals import combined, contradictions, infeasible
 from mpmd.planner.search.search_space import SearchSpace
-from mpmd.planner.search.stage_policies import best_by_stage, may_have_policies, with_policies
+from mpmd.planner.search.stage_policies import best_by_stage, may_have_policies
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.uneven import uneven_submeshes
-from mpmd.planner.simplicity import complexity
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule
 
 OPEN = Constraints()
 
 NUM_ROWS = 32
+
+LEAST_CANDIDATES = 40
+"""The number of estimates that are cut and simulated, however slow the next estimate is."""
+
+MOST_TASKS = 400_000
+"""The number of tasks that are simulated for the estimates."""
+
+MOST_FURTHER_TASKS = 40_000
+"""The number of tasks that are simulated for groups of different sizes, and again for other schedules."""
 
 SLACK = 1.05
 """The search ends when the next estimate is 1.05 times the best step: estimates are as close as that."""
@@ -64,40 +72,22 @@ MOST_PLAIN = 8
 """The most candidates that are tried under 1F1B, too."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchBudget:
-    """Limits of a search, as numbers of candidates and simulated tasks, so that no clock decides.
-
-    Attributes:
-      least: the number of candidates that are cut and simulated, whatever the next estimates are.
-      tasks: the number of tasks that are simulated for the estimates.
-      further_tasks: the same for candidates with groups of different sizes and with other schedules, and for
-        the estimates that are left.
-      exhaustive: whether all candidates of a small problem are tried.
-    """
-
-    least: int = 40
-    tasks: int = 400_000
-    further_tasks: int = 40_000
-    exhaustive: bool = True
-
-
-USUAL = SearchBudget()
-
-
 def search(
-    profile: LayerProfile, cluster: AnyCluster, constraints: Constraints = OPEN, budget: SearchBudget = USUAL
+    profile: LayerProfile, cluster: AnyCluster, constraints: Constraints = OPEN, exhaustive: bool = True
 ) -> tuple[Row, ...]:
     """The best candidates, the shortest step first, and the alternatives to a pipeline.
 
     Candidates that do not fit come last. The alternatives have labels: ``one device``, ``data parallel``,
     ``FSDP`` and ``tensor parallel``; other rows have none.
 
+    Args:
+      exhaustive: whether all candidates of a small problem are tried.
+
     Raises: ``ValueError`` for constraints that conflict with one another, the step or the cluster, with all
       conflicts; and when nothing fits, with the missing memory and the nearest that would fit.
     """
     space = search_space(profile, cluster, constraints)
-    rows = evaluated_rows(space, budget)
+    rows = evaluated_rows(space, exhaustive)
     if all(shortage(row, cluster) for row in rows):
         raise StepDoesNotFit(infeasible(space))
     return ranked(rows, cluster, NUM_ROWS)
@@ -111,14 +101,10 @@ def search_space(profile: LayerProfile, cluster: AnyCluster, constraints: Constr
     return SearchSpace(CostModel(profile, cluster), constraints)
 
 
-def evaluated_rows(space: SearchSpace, budget: SearchBudget) -> list[Row]:
-    """All evaluated candidates, then the alternatives to a pipeline with their labels; in no order."""
-    evaluations = _evaluations(space, budget)
-    labelled = alternatives(space)
-    known = {evaluation.candidate for _, evaluation in labelled}
-    others = {evaluation.candidate: ("", evaluation) for evaluation in evaluations}
-    unlabelled = [pair for candidate, pair in others.items() if candidate not in known]
-    return [Row(e.candidate, e.prediction, label) for label, e in unlabelled + labelled]
+def evaluated_rows(space: SearchSpace, exhaustive: bool = True) -> list[Row]:
+    """All evaluated candidates and the alternatives to a pipeline, in no order."""
+    evaluations = [*_evaluations(space, exhaustive), *alternatives(space)]
+    return [Row(*pair) for pair in {e.candidate: e.prediction for e in evaluations}.items()]
 
 
 def as_written(
@@ -132,29 +118,29 @@ def as_written(
         space = search_space(profile, cluster, dataclasses.replace(constraints, schedule=schedule))
     except ValueError:
         return None
-    heap = _Heap(space, USUAL)
+    heap = _Heap(space)
     heap.walk_estimates()
     best = next(iter(heap.best_first()), None)
     return Row(best.candidate, best.prediction, "as written") if best else None
 
 
-def _evaluations(space: SearchSpace, budget: SearchBudget) -> list[PricedCandidate]:
-    heap = _Heap(space, budget)
-    if budget.exhaustive and is_small(space):
+def _evaluations(space: SearchSpace, exhaustive: bool) -> list[PricedCandidate]:
+    heap = _Heap(space)
+    if exhaustive and is_small(space):
         heap.limit(math.inf)
         for candidate in every_candidate(space):
             heap.push(lower_bound(space, candidate), candidate)
         heap.walk(least=1, slack=SMALL_SLACK)
     else:
         heap.walk_estimates()
-        heap.limit(budget.further_tasks)
+        heap.limit(MOST_FURTHER_TASKS)
         for seconds, candidate in _uneven(space, heap.best_first()):
             heap.push(seconds, candidate, by_stage=may_have_policies(space, candidate))
         heap.walk(slack=UNEVEN_SLACK)
         for seconds, candidate in _other_schedules(space, heap.best_first()):
             heap.push(seconds, candidate)
         heap.walk()
-    heap.limit(budget.further_tasks)
+    heap.limit(MOST_FURTHER_TASKS)
     for candidate in _plain(space, heap.best_first()):
         heap.push(0.0, candidate)
     heap.walk(slack=1.0)
@@ -178,11 +164,11 @@ class _HeapEntry(NamedTuple):
 class _Heap:
     """The candidates that wait, and the evaluations of the candidates that were tried."""
 
-    def __init__(self, space: SearchSpace, budget: SearchBudget):
-        self._space, self._budget = space, budget
+    def __init__(self, space: SearchSpace):
+        self._space = space
         self._entries: list[_HeapEntry] = []
         self._pushed: set[tuple[Candidate, bool]] = set()
-        self._num_tasks, self._most_tasks = 0, float(budget.tasks)
+        self._num_tasks, self._most_tasks = 0, float(MOST_TASKS)
         self._shortest = math.inf  # the seconds of the best step that fits
         self.evaluations: list[PricedCandidate] = []
 
@@ -201,7 +187,7 @@ class _Heap:
         found = estimates(self._space)
         for estimate in found.fastest:
             self.push(estimate.seconds, estimate.candidate)
-        self.walk(self._budget.least)
+        self.walk(LEAST_CANDIDATES)
         if math.isinf(self._shortest):
             self._entries.clear()
             for estimate in found.smallest:
@@ -215,7 +201,7 @@ class _Heap:
             if self._entries[0].key >= slack * self._shortest and len(self.evaluations) >= least:
                 return
             entry = heapq.heappop(self._entries)
-            if evaluation := self._evaluate(entry):
+            if evaluation := (best_by_stage if entry.by_stage else best_cut)(self._space, entry.candidate):
                 self._num_tasks += evaluation.num_tasks
                 self.evaluations.append(evaluation)
                 is_short = evaluation.missing_bytes(self._space.model.cluster) > 0
@@ -223,24 +209,13 @@ class _Heap:
                     self._shortest = min(self._shortest, evaluation.seconds)
                 self._push_policies(entry, is_short)
 
-    def _evaluate(self, entry: _HeapEntry) -> PricedCandidate | None:
-        if entry.by_stage:
-            return best_by_stage(self._space, entry.candidate)
-        if entry.candidate.layers_per_stage:
-            return evaluate(self._space.model, entry.candidate)
-        return best_cut(self._space, entry.candidate)
-
     def _push_policies(self, entry: _HeapEntry, is_short: bool) -> None:
         """Adds the tried candidate with a policy for each stage, if it needs any or does not fit."""
         space, candidate = self._space, entry.candidate
-        if entry.by_stage or not may_have_policies(space, candidate) or candidate.remat not in space.policies:
+        if entry.by_stage or not may_have_policies(space, candidate):
             return
-        if not candidate.layers_per_stage and (is_short or candidate.is_rematerialised):
+        if is_short or (candidate.is_rematerialised and not candidate.layers_per_stage):
             self.push(entry.key, dataclasses.replace(candidate, remat=space.policies[0]), by_stage=True)
-        elif is_short and not candidate.is_rematerialised:
-            by_stage = with_policies(space, candidate)
-            if len(by_stage.remat) > 1:
-                self.push(lower_bound(space, by_stage), by_stage)
 
     def best_first(self) -> list[PricedCandidate]:
         """The evaluations by missing memory, which is 0 for candidates that fit, then by the seconds."""

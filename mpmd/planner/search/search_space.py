@@ -17,7 +17,6 @@ from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
 from mpmd.planner.search.families import SLICED, build, family_of, with_options
-from mpmd.planner.search.formula import PricedCandidate
 from mpmd.planner.search.layer_arrays import GroupSettings
 from mpmd.planner.search.partition import StageRangeCosts, unevenness
 from mpmd.planner.search.stages import CostModel
@@ -134,11 +133,6 @@ class SearchSpace:
         if number > pool.num_devices:
             return False
         return pool.nodes == 1 or not (pool.devices_per_node % number and number % pool.devices_per_node)
-
-    @functools.cached_property
-    def best_cuts(self) -> dict[Candidate, PricedCandidate | None]:
-        """The evaluations of uncut candidates, which local searches meet from several starts."""
-        return {}
 
     @functools.cached_property
     def range_costs(self) -> Callable[[GroupSettings, Link], StageRangeCosts]:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
+from mpmd.planner.reasons import AS_FAST
 from mpmd.planner.search.formula import PricedCandidate, evaluate
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.simplicity import AS_FAST
 from mpmd.schedules import Seq1F1B
 from mpmd.util.tables import human_bytes
 

@@ -1,11 +1,8 @@
 """Measures the tasks of a step that is only planned, on this process's devices.
 
 No pipeline runs. Each group runs its program by itself (``rehearsal.py``), so the devices of one group are
-enough for all groups. But CPU devices share the cores, caches and memory of their host. On CPUs, each group
-runs by itself, and then as many groups run together as the devices allow: the ratio of the times says how
-many devices can compute at full speed at once. Accelerators share no cores or memory, so each group is
-timed by itself, and groups with equal executables once. The results are the times for the simulator, and
-the memory that XLA needs.
+enough for all groups, and of groups with equal executables one is run. The results are the times for the
+simulator, and the memory that XLA needs.
 """
 
 from __future__ import annotations
@@ -15,8 +12,10 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -25,7 +24,6 @@ from mpmd.ir.events import Event
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Executable, OutsideTask, Plan, Spec, TaskKind, TaskType
 from mpmd.planner.trials.rehearsal import Rehearsal
-from mpmd.planner.trials.timing import repeat_together, warm_up
 from mpmd.program import Function, Program
 from mpmd.runtime.compiling import compile_executable, compile_with_open_specs, memory_of
 from mpmd.runtime.resolve_specs import resolve_specs
@@ -33,33 +31,28 @@ from mpmd.simulate import Costs
 from mpmd.simulate.costs import types_of
 from mpmd.step.planned_step import PlannedStep
 
+LEAST_CALLS = 5
+MOST_WARM_UPS = 6
+STEADY = 0.95
+"""A call that takes more than this share of the time of the quickest one before it is no warm-up."""
+
 Axes = Mapping[str, int]
 """The axes of a submesh with their sizes."""
 
-Times = Mapping[tuple[int, str], float]
-"""The seconds of executables, by group and name."""
+Result = TypeVar("Result")
 
 
-@dataclasses.dataclass(frozen=True)
-class MeasuredTasks:
+class MeasuredTasks(NamedTuple):
     """Measurements of a step's tasks.
 
     Attributes:
       plan: of the step, with the shardings that XLA has chosen and the memory of each executable.
-      alone: the seconds of each executable, by group and name, while its group is at work by itself; without
-        the time between tasks and between groups.
-      together: the same, while as many groups are at work as there are devices for, where devices share
-        their host; elsewhere ``alone``.
-      at_work: the number of devices that were at work in ``together`` while each group was.
-      devices_at_once: the number of devices that compute at once as fast as alone; ``None`` unless all of
-        several groups were at work together.
+      seconds: the seconds of each executable, by group and name, while its group is at work by itself;
+        without the time between tasks and between groups.
     """
 
     plan: Plan
-    alone: Times
-    together: Times
-    at_work: tuple[int, ...]
-    devices_at_once: float | None
+    seconds: Mapping[tuple[int, str], float]
 
 
 def measure_tasks(
@@ -70,10 +63,9 @@ def measure_tasks(
     Arguments and messages have the right shapes, dtypes and shardings, and arbitrary values.
 
     Args:
-      devices: devices of one node, of the kind that the step is to run on, at least as many as the largest
-        group has; by default the devices of this process.
-      seconds: for about how long each group runs its program, five times at least, after a warm-up: by
-        itself, and again with further groups where groups share their host.
+      devices: devices of the kind that the step is to run on, at least as many as the largest group has; by
+        default the devices of this process.
+      seconds: for about how long each group runs its program, five times at least, after a warm-up.
 
     Raises: ``ValueError`` when there are too few devices, and for a step whose tasks call back into Python.
     """
@@ -82,68 +74,20 @@ def measure_tasks(
     _check(program, axes, len(devices))
     bench = _Bench(axes, devices)
     program = resolve_specs(program, bench.choose_specs)
-    sizes = [math.prod(of_group.values()) for of_group in axes]
-    batched = batches(sizes, devices)
-    alone, together = bench.times(program, batched, seconds)
+    seconds_of = bench.times(program, seconds)
     executables = tuple(
         dataclasses.replace(e, memory=bench.memory.get(e.name)) for e in program.plan.executables
     )
-    plan = dataclasses.replace(program.plan, executables=executables)
-    # Groups of which only some were at work together do not show how all of them share the cores.
-    are_all = len(batched) == 1 < len(sizes)
-    at_once = devices_at_once_of_tasks(plan, sizes, alone, together) if are_all else None
-    totals = {group: sum(sizes[other] for other in batch) for batch in batched for group in batch}
-    at_work = tuple(totals[group] for group in range(len(sizes)))
-    return MeasuredTasks(plan, alone, alone | together, at_work, at_once)
+    return MeasuredTasks(dataclasses.replace(program.plan, executables=executables), seconds_of)
 
 
-def devices_at_once_of_tasks(plan: Plan, sizes: Sequence[int], alone: Times, together: Times) -> float | None:
-    """The number of devices that compute at once as fast as alone, as a step's tasks have shown.
-
-    The groups with the fewest devices show it: larger ones may be slowed down by their own devices.
-
-    Args:
-      sizes: the number of devices of each group.
-      alone, together: as of ``MeasuredTasks``, where all groups were at work together.
-    """
-    keys = [
-        (program.mpmd_idx, run.executable)
-        for program in plan.programs
-        if sizes[program.mpmd_idx] == min(sizes)
-        for run in program.runs
-    ]
-    seconds = sum(together[key] for key in keys)
-    return sum(sizes) * sum(alone[key] for key in keys) / seconds if seconds else None
-
-
-def batches(sizes: Sequence[int], devices: Sequence[jax.Device]) -> list[list[int]]:
-    """All groups in batches that are at work at the same time.
-
-    Args:
-      sizes: the number of devices of each group.
-    """
-    if not share_host(devices):
-        return [[mpmd_idx] for mpmd_idx in range(len(sizes))]
-    batched: list[list[int]] = [[]]
-    for mpmd_idx, size in enumerate(sizes):
-        if size + sum(sizes[other] for other in batched[-1]) > len(devices):
-            batched.append([])
-        batched[-1].append(mpmd_idx)
-    return batched
-
-
-def share_host(devices: Sequence[jax.Device]) -> bool:
-    """Whether devices compute on the cores of their host, with its caches and memory."""
-    return all(device.platform == "cpu" for device in devices)
-
-
-def _take_over(alone: dict[tuple[int, str], float], mpmd_idx: int, plan: Plan, axes: Sequence[Axes]) -> bool:
+def _take_over(times: dict[tuple[int, str], float], mpmd_idx: int, plan: Plan, axes: Sequence[Axes]) -> bool:
     """Copies the times of a group from groups of its shape, if these have run all its executables."""
-    known = {name: time for (other, name), time in alone.items() if axes[other] == axes[mpmd_idx]}
+    known = {name: time for (other, name), time in times.items() if axes[other] == axes[mpmd_idx]}
     names = [executable.name for executable in plan.executables_of(mpmd_idx)]
     if not known.keys() >= set(names):
         return False
-    alone |= {(mpmd_idx, name): known[name] for name in names}
+    times |= {(mpmd_idx, name): known[name] for name in names}
     return True
 
 
@@ -196,9 +140,9 @@ class _Bench:
         self._axes, self._devices = axes, devices
         self.memory: dict[str, ExecutableMemory] = {}
 
-    def _submesh(self, mpmd_idx: int, start: int = 0) -> jax.sharding.Mesh:
+    def _submesh(self, mpmd_idx: int) -> jax.sharding.Mesh:
         axes = self._axes[mpmd_idx]
-        devices = np.array(self._devices[start : start + math.prod(axes.values())])
+        devices = np.array(self._devices[: math.prod(axes.values())])
         return jax.sharding.Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
 
     def choose_specs(
@@ -209,33 +153,17 @@ class _Bench:
         future.set_result(compile_with_open_specs(executable, function, self._submesh(mpmd_idx))[1])
         return future
 
-    def times(
-        self, program: Program, batched: Sequence[Sequence[int]], seconds: float
-    ) -> tuple[dict[tuple[int, str], float], dict[tuple[int, str], float]]:
-        """Seconds of tasks while their group runs alone, and while all groups of its batch run."""
-        alone: dict[tuple[int, str], float] = {}
-        together: dict[tuple[int, str], float] = {}
-        for batch in batched:
-            if len(batch) == 1 and _take_over(alone, batch[0], program.plan, self._axes):
-                continue
-            rehearsals = self._rehearsals(program, batch)
-            for rehearsal in rehearsals:
-                alone |= _seconds_of([rehearsal], seconds)
-            if len(batch) > 1:
-                together |= _seconds_of(rehearsals, seconds)
-        return alone, together
-
-    def _rehearsals(self, program: Program, batch: Sequence[int]) -> list[Rehearsal]:
-        """Warms up the programs of the groups in ``batch``, each on devices of its own."""
-        rehearsals, start = [], 0
-        for mpmd_idx in batch:
-            submesh = self._submesh(mpmd_idx, start)
-            start += submesh.size
-            compiled = self._compiled(program, mpmd_idx, submesh)
-            rehearsals.append(Rehearsal(program, mpmd_idx, submesh, compiled))
-        for rehearsal in rehearsals:
-            warm_up(functools.partial(_seconds_of_step, rehearsal))
-        return rehearsals
+    def times(self, program: Program, seconds: float) -> dict[tuple[int, str], float]:
+        """The seconds of each executable on each group."""
+        times: dict[tuple[int, str], float] = {}
+        for mpmd_idx in range(len(self._axes)):
+            if not _take_over(times, mpmd_idx, program.plan, self._axes):
+                submesh = self._submesh(mpmd_idx)
+                rehearsal = Rehearsal(program, mpmd_idx, submesh, self._compiled(program, mpmd_idx, submesh))
+                warm_up(functools.partial(_seconds_of_step, rehearsal))
+                steps = repeat(rehearsal.step, seconds)
+                times |= {(mpmd_idx, name): typical for name, typical in typical_seconds(steps).items()}
+        return times
 
     def _compiled(
         self, program: Program, mpmd_idx: int, submesh: jax.sharding.Mesh
@@ -249,36 +177,47 @@ class _Bench:
         return compiled
 
 
-def _seconds_of(rehearsals: Sequence[Rehearsal], seconds: float) -> dict[tuple[int, str], float]:
-    """The seconds of each executable while these groups are at work."""
-    runs = repeat_together([rehearsal.step for rehearsal in rehearsals], seconds)
-    until = min(steps[-1][-1][1].end for steps in runs)  # then others have more of the host
-    return {
-        (rehearsal.mpmd_idx, name): typical
-        for rehearsal, steps in zip(rehearsals, runs, strict=True)
-        for name, typical in typical_seconds(steps, until).items()
-    }
-
-
 def _seconds_of_step(rehearsal: Rehearsal) -> float:
     return sum(event.duration for _, event in rehearsal.step())
 
 
-def typical_seconds(steps: Sequence[Sequence[tuple[str, Event]]], until: float) -> dict[str, float]:
+def typical_seconds(steps: Iterable[Sequence[tuple[str, Event]]]) -> dict[str, float]:
     """The typical seconds of each executable: the median over steps of the mean within a step.
 
     So a step that something else has disturbed does not count, and effects that occur in every step do.
 
     Args:
       steps: the tasks of each, with the names of their executables.
-      until: tasks that start later do not count.
     """
     means: dict[str, list[float]] = collections.defaultdict(list)
     for step in steps:
         of_step: dict[str, list[float]] = collections.defaultdict(list)
         for name, event in step:
-            if event.start < until:
-                of_step[name].append(event.duration)
+            of_step[name].append(event.duration)
         for name, durations in of_step.items():
             means[name].append(statistics.fmean(durations))
     return {name: statistics.median(of_steps) for name, of_steps in means.items()}
+
+
+def warm_up(call: Callable[[], float]) -> None:
+    """Repeats a call until it is no longer quicker than before, ``MOST_WARM_UPS`` times at most.
+
+    The first calls of a process fill caches and get memory from the system.
+
+    Args:
+      call: returns its seconds.
+    """
+    quickest = math.inf
+    for _ in range(MOST_WARM_UPS):
+        seconds = call()
+        if seconds > STEADY * quickest:
+            break
+        quickest = seconds
+
+
+def repeat(call: Callable[[], Result], seconds: float) -> list[Result]:
+    """Calls for about ``seconds``, ``LEAST_CALLS`` times at least. Returns the results in order."""
+    results, end = list[Result](), time.perf_counter() + seconds
+    while len(results) < LEAST_CALLS or time.perf_counter() < end:
+        results.append(call())
+    return results

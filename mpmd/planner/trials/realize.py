@@ -5,17 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import jax
 
 from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.compiler.request import SequenceParallel
-from mpmd.errors import CompileError
 from mpmd.ir.plan import Plan
-from mpmd.language.decisions import Decisions, decided, in_order
-from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
+from mpmd.language.decisions import Decisions, in_order
 from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.planner.collectives import DeviceRange, device_ranges_of
 from mpmd.planner.hardware import Hardware
@@ -23,9 +19,7 @@ from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.shared_cores import (
     groups_at_once,
-    in_one_process,
     time_alone,
-    with_devices_at_once,
 )
 from mpmd.planner.trials.loop_weights import weights_before_loops
 from mpmd.planner.trials.measure import costs_of, measure_tasks
@@ -34,7 +28,6 @@ from mpmd.planner.trials.predict import predict
 from mpmd.planner.trials.predicted_plan import predicted_plan
 from mpmd.planner.trials.shardings import AXES
 from mpmd.simulate import Costs, MessageBytes, Simulation, simulate
-from mpmd.step.jit import jit, with_sequence_parallel
 from mpmd.step.lowered_step import LoweredStep
 
 
@@ -54,10 +47,8 @@ class Realized:
 
     @functools.cached_property
     def size(self) -> int:
-        """The size of the plan in equations, to which the time of making it is about proportional."""
-        jaxprs = {id(jaxpr): jaxpr for jaxpr in self.step.compiled.program.jaxprs.values()}
-        instructions = sum(len(program.instructions) for program in self.plan.programs)
-        return sum(len(jaxpr.eqns) for jaxpr in jaxprs.values()) + instructions // 2
+        """The number of instructions of all groups."""
+        return sum(len(program.instructions) for program in self.plan.programs)
 
     def simulation(self) -> Simulation:
         """The times of the tasks of each group."""
@@ -107,45 +98,6 @@ def submeshes_of(candidate: Candidate) -> list[dict[str, int]]:
     return [{axis: submesh[axis] for axis in AXES} for submesh in candidate.submeshes]
 
 
-def lower(
-    step: Callable,
-    candidate: Candidate,
-    decisions: Decisions,
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    shardings: tuple[Any, Mapping[str, Any] | None],
-    donate_argnums: Sequence[int],
-    sequence_parallel: SequenceParallel | None = None,
-) -> LoweredStep:
-    """Lowers the step under a candidate, for abstract groups without devices.
-
-    Args:
-      shardings: the specs of the positional arguments, and of the arguments by name.
-      sequence_parallel: as of ``sequence_parallel_of``.
-
-    Raises: ``CompileError`` as ``mpmd.jit``, and where JAX refuses the policies of rematerialisation.
-    """
-    in_shardings, kwarg_shardings = shardings
-    mesh = AbstractMpmdMesh(submeshes_of(candidate))
-    planned = jit(
-        decided(step, decisions),
-        mesh,
-        in_shardings=in_shardings,
-        kwarg_shardings=kwarg_shardings,
-        donate_argnums=tuple(donate_argnums),
-        **options_of(candidate),
-    )
-    try:
-        return with_sequence_parallel(planned, sequence_parallel).lower(*args, **kwargs)
-    except TypeError as error:
-        # JAX refuses to keep complex values by this error alone.
-        if not candidate.is_rematerialised or "reduce_precision does not accept" not in str(error):
-            raise
-        raise CompileError(
-            "JAX keeps no complex values under jax.checkpoint; use remat none or nothing_saveable"
-        ) from error
-
-
 def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> Realized:
     """The plan of a candidate with its costs by the work of the plan's equations."""
     device_ranges = device_ranges_of(candidate.submeshes)
@@ -155,28 +107,14 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> R
     return _realized(step, predicted.plan, seconds, cluster, device_ranges, "simulation", reducing)
 
 
-def measured(
-    before: Realized, candidate: Candidate, cluster: Hardware, devices: Sequence[jax.Device] | None
-) -> Realized:
-    """Predicts the same plan from tasks measured on this process's devices, at most as many as a node has.
-
-    Groups of one process share its cores as the measured tasks do, if all groups ran together. Groups in
-    separate processes have their own threads: their tasks take the time measured while as many groups run
-    as a node has, and the calibration says how much faster a group by itself is.
-    """
+def measured(before: Realized, candidate: Candidate, cluster: Hardware) -> Realized:
+    """Predicts the same plan from tasks measured on this process's devices, each group by itself."""
     device_ranges = device_ranges_of(candidate.submeshes)
-    of_node = max(cluster.devices_per_node, *(device_range.num_devices for device_range in device_ranges))
-    devices = jax.local_devices() if devices is None else devices
-    tasks = measure_tasks(before.step, devices[:of_node])
-    times, at_work = tasks.together, tasks.at_work
-    if in_one_process(cluster):
-        times, at_work = tasks.alone, tuple(device_range.num_devices for device_range in device_ranges)
-        if tasks.devices_at_once:
-            cluster = with_devices_at_once(cluster, tasks.devices_at_once)
+    tasks = measure_tasks(before.step)
     alone = [time_alone(cluster, device_range.num_devices) for device_range in device_ranges]
     seconds = {
-        (group, name): alone[group] * (time / time_alone(cluster, at_work[group]) + cluster.task_overhead)
-        for (group, name), time in times.items()
+        (group, name): time + alone[group] * cluster.task_overhead
+        for (group, name), time in tasks.seconds.items()
     }
     realized = _realized(before.step, tasks.plan, seconds, cluster, device_ranges, "measurement", 0.0)
     # The all-reduces are in the measured times, of which they are taken to have the same share.

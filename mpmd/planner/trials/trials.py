@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,8 +15,10 @@ from mpmd.arguments.call import Call
 from mpmd.arguments.keywords import names, positions
 from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import input_specs
+from mpmd.errors import CompileError
 from mpmd.ir.plan import Spec
-from mpmd.language.decisions import planning
+from mpmd.language.decisions import decided, planning
+from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
@@ -23,13 +26,15 @@ from mpmd.planner.profiling import profile_step
 from mpmd.planner.trials.realize import (
     Realized,
     decisions_of,
-    lower,
     measured,
+    options_of,
     sequence_parallel_of,
     simulated,
+    submeshes_of,
 )
 from mpmd.planner.trials.shardings import AXES, argument_specs
 from mpmd.planner.trials.step_arguments import step_arguments
+from mpmd.step.jit import jit, with_sequence_parallel
 from mpmd.step.lowered_step import LoweredStep
 
 
@@ -56,12 +61,12 @@ class StepSpec:
         cls,
         step: Callable,
         args: tuple,
-        kwargs: Mapping[str, Any],
-        in_shardings: Any,
-        kwarg_shardings: Mapping[str, Any] | None,
-        static_argnums: Any,
-        static_argnames: Any,
-        donate_argnums: Any,
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        in_shardings: Any = None,
+        kwarg_shardings: Mapping[str, Any] | None = None,
+        static_argnums: Any = (),
+        static_argnames: Any = (),
+        donate_argnums: Any = None,
     ) -> StepSpec:
         """Raises as the call of ``mpmd.jit(step, ...)``."""
         donated = None if donate_argnums is None else positions(donate_argnums)
@@ -142,21 +147,32 @@ class Trials:
         """The same plan with costs by its tasks, which run what ``mpmd.cost`` describes."""
         as_run = dataclasses.replace(before, step=self._lower(candidate))
         # A cluster whose tasks are measured has one pool.
-        return measured(as_run, candidate, self.cluster.pools[0], devices=None)
+        return measured(as_run, candidate, self.cluster.pools[0])
 
     def _lower(self, candidate: Candidate) -> LoweredStep:
+        """Lowers the step for abstract groups without devices.
+
+        Raises: ``CompileError`` as ``mpmd.jit``, and where JAX refuses the policies of rematerialisation.
+        """
         step_spec = self._step_spec
         args, kwargs = step_spec.arguments
-        donated = [
-            i for i, position in enumerate(step_spec.traced_positions) if position in self.donate_argnums
-        ]
-        return lower(
-            step_spec.function,
-            candidate,
-            decisions_of(candidate, self.profiles),
-            args,
-            kwargs,
-            self.shardings(candidate),
-            donated,
-            sequence_parallel_of(candidate, self.profiles),
+        in_shardings, kwarg_shardings = self.shardings(candidate)
+        positions = enumerate(step_spec.traced_positions)
+        planned = jit(
+            decided(step_spec.function, decisions_of(candidate, self.profiles)),
+            AbstractMpmdMesh(submeshes_of(candidate)),
+            in_shardings=in_shardings,
+            kwarg_shardings=kwarg_shardings,
+            donate_argnums=[i for i, position in positions if position in self.donate_argnums],
+            **options_of(candidate),
         )
+        planned = with_sequence_parallel(planned, sequence_parallel_of(candidate, self.profiles))
+        try:
+            return planned.lower(*args, **kwargs)
+        except TypeError as error:
+            # JAX refuses to keep complex values by this error alone.
+            if not candidate.is_rematerialised or "reduce_precision does not accept" not in str(error):
+                raise
+            raise CompileError(
+                "JAX keeps no complex values under jax.checkpoint; use remat none or nothing_saveable"
+            ) from error
