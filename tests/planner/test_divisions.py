@@ -97,6 +97,7 @@ def test_rows_that_sort_their_own_tokens_sum_only_gradients():
     actual, outside = sums_of(step, args, profile, "data")
     assert expected == {"fwd_0": 0, "bwd_0": actual["bwd_0"], "fwd_1": 0, "bwd_1": actual["bwd_1"]}
     assert actual["fwd_0"] < 0.02 * actual["bwd_0"]  # numbers of tokens
+    assert profile.layers[0].divisions["data"].summed_gradients == actual["bwd_0"]
     assert outside == per_step > 0
 
 

@@ -126,6 +126,8 @@ def _all_reduces_of_task(arrays: LayerArrays, group: GroupSettings, cluster: Har
             others = product(share for other, share in enumerate(shares) if other != axis)
             all_reduces: AllReduces = getattr(arrays.divisions[axis], task)
             nbytes, number = all_reduces.merged(cluster.merges_all_reduces)
+            if group.fsdp and axis == DATA and task == "backward":
+                nbytes = np.maximum(nbytes - arrays.divisions[axis].summed_gradients, 0.0)
             nbytes = arrays.rows(group) * nbytes * others
             seconds += group.collectives[axis].all_reduce.seconds(nbytes, np.maximum(number, 1.0))
     return seconds
