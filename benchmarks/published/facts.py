@@ -17,6 +17,8 @@ class Model:
       key_heads: heads of keys and values; as many as ``heads`` where it is 0.
       hidden: hidden units of the MLP; ``4 * width`` where it is 0.
       head: hidden units of a head; ``width // heads`` where it is 0.
+      experts, best: the experts of a layer, each an MLP of ``hidden`` units, and how many take each token; 0
+        where there is one MLP.
       gated: whether the MLP has a gate, as Llama's.
       attention: whether scores are written to memory, or stay within a kernel.
       float32_weights: whether weights are kept in float32 and cast where they are read.
@@ -33,6 +35,8 @@ class Model:
     attention: Attention = "scores"
     float32_weights: bool = False
     head: int = 0
+    experts: int = 0
+    best: int = 0
 
     @property
     def head_size(self) -> int:

@@ -1,4 +1,8 @@
-"""The clusters of published steps, and the steps to which the presets' rates of products are fitted."""
+"""The clusters of published steps, and the steps to which the presets' rates of products are fitted.
+
+A preset's rate of products is the one with which the median of predicted over measured is 1 on the fitted
+third of its group.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from benchmarks.published.vtrain import NODES
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.hardware import Hardware
 
-PRESET_OF = {"a100": "a100-80gb", "h100": "h100", "v5e": "v5e", "v5p": "v5p", "v6e": "v6e"}
+PRESETS = {"a100": "a100-80gb", **{name: name for name in ("h100", "h100-sxm", "v5e", "v5p", "v6e")}}
 """The preset of each kind of device that facts name."""
 
 FITTED_GROUP = {"a100": NODES, "h100": TORCHTITAN} | MAXTEXT
@@ -22,7 +26,7 @@ THIRD = 3
 
 def presets() -> Mapping[str, Hardware]:
     """``Cluster.preset`` of one node for each kind of device, as users have it."""
-    return {device: Cluster.preset(name) for device, name in PRESET_OF.items()}
+    return {device: Cluster.preset(name) for device, name in PRESETS.items()}
 
 
 def fitted_third(facts: Iterable[Fact]) -> frozenset[Fact]:

@@ -56,11 +56,23 @@ _TORCHTITAN = (
 )
 
 
+# NVIDIA NeMo AutoModel, docs/performance-summary.md (April 2026), mixtures on one node of eight H100: model,
+# rows of a step and of a microbatch, seconds. Weights are divided over all devices, of Qwen3 also by experts.
+# Assumed: nothing is computed again, and all layers attend to all tokens, though half of GPT-OSS's do not.
+MIXTURES = "NeMo AutoModel, mixtures with FSDP"
+_AUTOMODEL = (
+    (Model(48, 2048, 32, 4096, 151936, 4, 768, True, "flash", True, 128, 128, 8), 512, 4, 21.773),
+    (Model(24, 2880, 64, 4096, 201088, 8, 2880, True, "flash", True, 64, 32, 4), 256, 2, 10.04),
+)
+
+
 def steps_of_gpus() -> Iterator[Fact]:
     """The steps of all tables."""
     yield from _megatron()
     yield from _recomputation()
     yield from _torchtitan()
+    for model, batch, rows, seconds in _AUTOMODEL:
+        yield Fact(MIXTURES, "h100-sxm", model, 8, batch, rows, 1, 8, 1, seconds, recomputed=0.0, fsdp=True)
 
 
 def _megatron() -> Iterator[Fact]:

@@ -23,6 +23,8 @@ HALF = jnp.bfloat16
 _FLASH = mpmd.cost(
     functools.partial(jax.nn.dot_product_attention, is_causal=True), forward=0.5, backward=0.625
 )
+# Products of the tokens of each row, sorted by their experts.
+_BY_ROWS = lax.RaggedDotDimensionNumbers((([2], [1]), ([], [])), [1], [0])
 TRACED_LAYERS, ROWS, MICROBATCHES = 3, 8, 2
 
 
@@ -99,6 +101,9 @@ def _arguments(model: Model):
         else:
             # One product has queries, keys and values: heads are the major dimension.
             shapes["q"] = (model.width, model.heads, 3, size)
+        if model.experts:
+            shapes |= {name: (model.experts, *shapes[name]) for name in ("up", "gate", "down")}
+            shapes["router"] = (model.width, model.experts)
         return shapes
 
     shapes = {
@@ -138,9 +143,24 @@ def _block(model: Model, layer, x):
         q, k, v = jnp.moveaxis(jnp.einsum("btd,dhce->bthce", h, layer["q"]), 3, 0)
     x = x + jnp.einsum("bthe,hed->btd", _attention(model, q, k, v), layer["o"])
     h = _norm(x, layer["norm_2"])
+    if model.experts:
+        return x + _mixture(model, layer, h)
     if model.gated:
         return x + (jax.nn.silu(h @ layer["gate"]) * (h @ layer["up"])) @ layer["down"]
     return x + jax.nn.gelu(h @ layer["up"]) @ layer["down"]
+
+
+def _mixture(model: Model, layer, x):
+    """The sum over the best experts of each token, of which an expert has any number."""
+    shares, chosen = lax.top_k(jax.nn.softmax(x @ layer["router"]), model.best)
+    shares, chosen = (values.reshape(len(x), -1) for values in (shares, chosen))
+    order = jnp.argsort(chosen)
+    sizes = jax.vmap(functools.partial(jnp.bincount, length=model.experts))(chosen)
+    sent = jnp.take_along_axis(x, order[..., None] // model.best, 1)
+    gates, ups = (lax.ragged_dot_general(sent, layer[name], sizes, _BY_ROWS) for name in ("gate", "up"))
+    made = lax.ragged_dot_general(jax.nn.silu(gates) * ups, layer["down"], sizes, _BY_ROWS)
+    made = jnp.take_along_axis(made, jnp.argsort(order)[..., None], 1) * shares[..., None]
+    return made.reshape(*x.shape[:2], model.best, model.width).sum(2)
 
 
 def _rotated(x):

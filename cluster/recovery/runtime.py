@@ -83,9 +83,7 @@ class RecoveringRuntime(Runtime):
         self._has_spares = policy.spares > 0
         self.left_out = frozenset(left_out)
         # None of them gets this object or a method of it: it ends when its last user drops it.
-        self._ledger = Ledger(
-            groups, policy, self.left_out, self._released, self.next_handle, self.arguments
-        )
+        self._ledger = Ledger(groups, policy, self.left_out, self._released, self.next_handle, self.arguments)
         self._supervisor = Supervisor(self._ledger, processes, copies, policy, on_recovery, on_corruption)
 
     def attach(self, connections: Sequence[Connection]) -> None:

@@ -169,7 +169,7 @@ def _cluster(options: argparse.Namespace) -> Cluster | HeterogeneousCluster:
         raise ValueError("--cluster and --preset both describe the cluster: give one of them")
     fields = read_fields(options.cluster) if options.cluster is not None else {}
     if options.preset is not None:
-        fields = {"nodes": 1, **PRESETS[options.preset].fields()}
+        fields = {"nodes": 1, **PRESETS[options.preset]}
     given = _given(options, _OF_CLUSTER)
     given |= {name: Link(*given[name]) for name in ("device_link", "node_link") if name in given}
     if options.rate:

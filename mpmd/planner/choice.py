@@ -27,6 +27,7 @@ from mpmd.planner.choice_table import (
     wrapped,
 )
 from mpmd.planner.cluster_file import cluster_data
+from mpmd.planner.expected_errors import MEMORY_ERROR
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
@@ -228,6 +229,23 @@ class Choice(ShownAsText):
             loop = f" of loop {number}" if len(self._profiles) > 1 else ""
             yield f"layers{loop}: {first_few((layer.name for layer in profile.layers), 3)}"
 
+    def _needed(self, row: Row) -> float:
+        """The memory that a row may need at most, over the memory that its devices have for it."""
+        memory = row.prediction.memory
+        pool = self.cluster.pool(row.candidate.submeshes[memory.group].pool)
+        return (1 + MEMORY_ERROR) * memory.total / (pool.memory * (1 - self.memory_margin))
+
+    def _memory_notes(self) -> Iterator[str]:
+        """A note for a choice that may need more memory than there is, with the first row that does not."""
+        if self._needed(self.best) <= 1:
+            return
+        note = f"memory is within {MEMORY_ERROR:.0%} of what devices have: the step may not fit"
+        planned = (row for row in self.rows if row.prediction.source != "formula")
+        if row := next((row for row in planned if self._needed(row) <= 1), None):
+            needed = human_bytes(row.prediction.memory.total)
+            note += f"; {candidate_text(row.candidate)} needs {needed}, and takes {time_text(row.prediction)}"
+        yield note
+
     def _heading(self) -> str:
         prediction = self.best.prediction
         nodes = "; ".join(map(_nodes_text, self.cluster.pools))
@@ -236,9 +254,10 @@ class Choice(ShownAsText):
             f"{nodes}{free}",
             f"chosen: {candidate_text(self.candidate)}",
             f"predicted: {time_text(prediction)} for a step of {self.examples} examples, "
-            f"{human_bytes(prediction.memory.total)} on a device of group {prediction.memory.group}",
+            f"{human_bytes(prediction.memory.total)} ±{MEMORY_ERROR:.0%} on a device of group "
+            f"{prediction.memory.group}",
         ]
-        return "\n".join([*lines, *self._layer_lines(), *self.notes])
+        return "\n".join([*lines, *self._layer_lines(), *self._memory_notes(), *self.notes])
 
 
 def _nodes_text(pool: Hardware) -> str:

@@ -194,7 +194,7 @@ def _choice(
         kwarg_shardings=kwarg_shardings,
         donate_argnums=trials.donate_argnums,
         memory_margin=memory_margin,
-        notes=(*ranking.notes, *_advice(trials, ranking)),
+        notes=(*ranking.notes, *trials.not_priced, *_advice(trials, ranking)),
         _step=step_spec.step,
         _static=step_spec.static,
         _realized=ranking.winner,

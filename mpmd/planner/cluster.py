@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import os
 from collections.abc import Callable, Sequence
@@ -92,7 +93,7 @@ class Cluster(Hardware):
         """
         raise_faults(str_fault("name", name), choice_fault("name", name, PRESETS), int_fault("nodes", nodes))
         check_known(given)
-        return Cluster(**{**PRESETS[name].fields(), "nodes": nodes, **given})
+        return Cluster(**{**copy.deepcopy(PRESETS[name]), "nodes": nodes, **given})
 
     @staticmethod
     def from_ray(

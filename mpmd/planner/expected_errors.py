@@ -20,3 +20,6 @@ docs/planning/accuracy.md has 2.9% by simulation (28 steps), and 2.3% in process
 A part that all rows of a table have in common, such as a rate that is too high, decides nothing between rows,
 so it is not in these numbers.
 """
+
+MEMORY_ERROR = 0.08
+"""The largest miss of the memory of a group's process, as a share of it, in docs/planning/accuracy.md."""

@@ -115,7 +115,7 @@ class Hardware:
       overlaps_gathers: whether weights are gathered, and gradients scattered, while devices compute, as XLA
         has it on accelerators.
       accumulates_products: whether a product adds its result to an accumulator itself, as the libraries of
-        accelerators have it. Otherwise adding a gradient reads it and its accumulator, and writes the sum.
+        accelerators have it. Otherwise adding a gradient takes as long as one access to its memory.
       flash_attention: whether the step runs with a kernel of flash attention where it is planned with
         ``jax.nn.dot_product_attention``: with ``implementation="cudnn"``, which needs a GPU to be traced. The
         profile then has its operations, with 1.25 of the equations' in the backward, and no scores in memory.
@@ -249,26 +249,21 @@ def seconds_by_part(
       kernels: the number of all kernels. While devices compute, further ones are started, so a task takes
         the longer of computing and of starting its kernels; what is left of that counts beside products.
     """
-    computing = sum(products_by_kind(cluster, operations, products).values())
+    computing = (operations - sum(work.operations for work in products.values())) / cluster.flops
+    for name, work in products.items():
+        computing = computing + cluster.rates.get(name, Curve(cluster.flops)).seconds(*work)
     of_products = np.maximum(computing, nbytes_of_products / cluster.memory_bandwidth)
     beside = nbytes_beside / cluster.memory_bandwidth
     return of_products, np.maximum(beside, kernels * cluster.kernel_floor - of_products)
 
 
-def products_by_kind(
-    cluster: Hardware, operations: Amount, products: Mapping[str, ProductWork]
-) -> dict[str, Amount]:
-    """The seconds of a task's operations by ``ProductKind``, without memory; the rest counts as products.
+def accesses_to_add(cluster: Hardware) -> float:
+    """The accesses to memory for each byte of a gradient that is added to its accumulator.
 
-    Args:
-      operations, products: as of ``seconds_by_part``.
+    On CPUs additions have taken about one at most: a sum that overwrites its accumulator saves the first
+    writes to new memory.
     """
-    others = operations - sum(work.operations for work in products.values())
-    seconds = {"product": others / cluster.flops}
-    for name, work in products.items():
-        kind, curve = name.partition(" ")[0], cluster.rates.get(name, Curve(cluster.flops))
-        seconds[kind] = seconds.get(kind, 0.0) + curve.seconds(*work)
-    return seconds
+    return 0.0 if cluster.accumulates_products else 1.0
 
 
 def check_known(known: Mapping[str, Any]) -> None:

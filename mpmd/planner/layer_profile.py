@@ -75,6 +75,7 @@ class Division:
         on every device.
       received: the divided share of the bytes of values from other layers alone.
       forward, backward: the all-reduces over the axis in each microbatch.
+      summed_gradients: bytes of gradients among those of ``backward``, which FSDP scatters instead.
       reduced_per_step: bytes of gradients that are all-reduced over the axis once per step.
     """
 
@@ -85,6 +86,7 @@ class Division:
     received: Numbers = 0.0
     forward: AllReduces = NO_ALL_REDUCES
     backward: AllReduces = NO_ALL_REDUCES
+    summed_gradients: Numbers = 0.0
     reduced_per_step: Numbers = 0.0
 
 

@@ -7,7 +7,8 @@ efficiencies that were measured on A100 and H100.
 
 from __future__ import annotations
 
-import dataclasses
+import types
+from collections.abc import Mapping
 from typing import Any
 
 from mpmd.planner.curves import Curve
@@ -25,11 +26,26 @@ KERNEL_FLOOR = 3.4e-6
 HOP = 1e-6
 
 
-@dataclasses.dataclass(frozen=True)
-class Preset:
-    """A kind of device.
+def devices(
+    kind: str,
+    memory: float,
+    product: float,
+    half: float,
+    attention: float,
+    memory_bandwidth: float,
+    device_link: float,
+    node_link: float,
+    devices_per_node: int = 8,
+    latency: float = LATENCY,
+    collective_floor: float = COLLECTIVE_FLOOR,
+    kernel_floor: float = KERNEL_FLOOR,
+    task_overhead: float = TASK_OVERHEAD,
+    dtypes: Mapping[str, float] = types.MappingProxyType({}),
+    is_accelerator: bool = True,
+) -> dict[str, Any]:
+    """The attributes of a cluster of a kind of device.
 
-    Attributes:
+    Args:
       kind: as Ray names the accelerator type.
       memory: bytes of a device.
       product: operations per second of large products in bfloat16.
@@ -38,47 +54,30 @@ class Preset:
       memory_bandwidth, device_link, node_link: bytes per second.
       devices_per_node: the devices of a node; of a TPU the chips of a slice, see ``tpu``.
       latency, collective_floor, kernel_floor, task_overhead: seconds.
+      dtypes: the rates of products in further dtypes, over the rates in bfloat16.
       is_accelerator: whether XLA merges all-reduces, overlaps gathers and has products add to accumulators.
         Otherwise ``product`` is in float32, and products of all kinds have this rate.
     """
-
-    kind: str
-    memory: float
-    product: float
-    half: float
-    attention: float
-    memory_bandwidth: float
-    device_link: float
-    node_link: float
-    devices_per_node: int = 8
-    latency: float = LATENCY
-    collective_floor: float = COLLECTIVE_FLOOR
-    kernel_floor: float = KERNEL_FLOOR
-    task_overhead: float = TASK_OVERHEAD
-    is_accelerator: bool = True
-
-    def fields(self) -> dict[str, Any]:
-        """The attributes of a cluster."""
-        rates = {
-            "product bfloat16": Curve(self.product, self.half),
-            "batched_product bfloat16": Curve(self.attention),
-        }
-        return {
-            "kind": self.kind,
-            "devices_per_node": self.devices_per_node,
-            "memory": self.memory,
-            "flops": self.product,
-            "memory_bandwidth": self.memory_bandwidth,
-            "device_link": Link(self.latency, self.device_link),
-            "node_link": Link(LATENCY, self.node_link),
-            "task_overhead": self.task_overhead,
-            "rates": rates if self.is_accelerator else {},
-            "kernel_floor": self.kernel_floor,
-            "collective_floor": self.collective_floor,
-            "merges_all_reduces": self.is_accelerator,
-            "overlaps_gathers": self.is_accelerator,
-            "accumulates_products": self.is_accelerator,
-        }
+    rates = {}
+    for dtype, factor in {"bfloat16": 1.0, **dtypes}.items():
+        rates[f"product {dtype}"] = Curve(factor * product, factor * half)
+        rates[f"batched_product {dtype}"] = Curve(factor * attention)
+    return {
+        "kind": kind,
+        "devices_per_node": devices_per_node,
+        "memory": memory,
+        "flops": product,
+        "memory_bandwidth": memory_bandwidth,
+        "device_link": Link(latency, device_link),
+        "node_link": Link(LATENCY, node_link),
+        "task_overhead": task_overhead,
+        "rates": rates if is_accelerator else {},
+        "kernel_floor": kernel_floor,
+        "collective_floor": collective_floor,
+        "merges_all_reduces": is_accelerator,
+        "overlaps_gathers": is_accelerator,
+        "accumulates_products": is_accelerator,
+    }
 
 
 # The share of the datasheet that devices reach. Products: fitted to an A100; the best kernels of an H100
@@ -90,6 +89,11 @@ PRODUCT, MEMORY, NVLINK, NODE_LINK = 0.75, 0.85, 0.78, 0.77
 # Attention: the middle of 50% to 73% (Dao, "FlashAttention-2", 2023, arXiv:2307.08691), and on devices after
 # the A100 35% (FlashAttention-3), both in the abstract.
 ATTENTION, ATTENTION_OF_HOPPER = 0.6, 0.35
+
+# Rates of datasheets over the rate in bfloat16: of products in float32, which JAX computes in TF32 unless
+# told otherwise, and of products in FP8 on devices after the A100.
+TF32 = {"float32": 0.5}
+TF32_AND_FP8 = {**TF32, "float8_e4m3fn": 2.0, "float8_e5m2": 2.0}
 
 # Bytes per second of PCIe 4.0 with 16 lanes, and of eight links of 200 or 400 Gbit/s of a node.
 PCIE, HDR, NDR = 32e9, 200e9, 400e9
@@ -103,16 +107,17 @@ def gpu(
     device_link: float,
     node_link: float,
     attention: float = ATTENTION_OF_HOPPER,
-    devices_per_node: int = 8,
-) -> Preset:
+    dtypes: Mapping[str, float] = TF32_AND_FP8,
+) -> dict[str, Any]:
     """A GPU of which no published step was fitted: datasheet rates times the shares above.
 
     Args:
       peak: operations per second of dense products in bfloat16, with sums in float32.
       memory_bandwidth, device_link, node_link: of the datasheet, links in one direction.
       attention: the share of the peak that kernels of attention reach.
+      dtypes: as of ``devices``.
     """
-    return Preset(
+    return devices(
         kind=kind,
         memory=memory,
         product=PRODUCT * peak,
@@ -121,7 +126,7 @@ def gpu(
         memory_bandwidth=MEMORY * memory_bandwidth,
         device_link=NVLINK * device_link,
         node_link=NODE_LINK * node_link,
-        devices_per_node=devices_per_node,
+        dtypes=dtypes,
     )
 
 
@@ -133,7 +138,7 @@ def tpu(
     device_link: float,
     node_link: float,
     slice_chips: int,
-) -> Preset:
+) -> dict[str, Any]:
     """A kind of TPU, of which a node is a slice: the chips that ICI joins, here ``slice_chips`` of them.
 
     Slices have other sizes, too: give ``devices_per_node``. The links of ICI are a torus, but a cluster has
@@ -142,7 +147,7 @@ def tpu(
     uses fewer and takes longer than ``device_link`` says. Between nodes is the network of the data centre.
     Products have one rate, also in attention, and a program starts no kernels.
     """
-    return Preset(
+    return devices(
         kind=kind,
         memory=memory,
         product=product,
@@ -162,7 +167,7 @@ def tpu(
 PRESETS = {
     # Products: fitted to a third of the iterations of vTrain (Bang et al., MICRO 2024, arXiv:2312.12391) on
     # several nodes, which have four links of 200 Gbit/s. Capacity and memory: NVIDIA's datasheet of 2021.
-    "a100-80gb": Preset(
+    "a100-80gb": devices(
         kind="A100",
         memory=80e9,
         product=2.34e14,
@@ -171,14 +176,15 @@ PRESETS = {
         memory_bandwidth=MEMORY * 2.039e12,
         device_link=2.35e11,
         node_link=NODE_LINK * 100e9,
+        dtypes=TF32,
     ),
     # NVIDIA's datasheet of the A100, 2021: 312e12 in bfloat16, 40e9 bytes of HBM2 at 1.555e12 per second, and
     # 300e9 of NVLink in one direction. Nodes have four links of 100 Gbit/s. Not fitted.
-    "a100-40gb": gpu("A100-40G", 40e9, 312e12, 1.555e12, 300e9, 50e9, attention=ATTENTION),
+    "a100-40gb": gpu("A100-40G", 40e9, 312e12, 1.555e12, 300e9, 50e9, ATTENTION, TF32),
     # A board of 500 W with HBM2e, 2.4e12 bytes per second. Products: fitted to a third of the steps of
     # torchtitan on it (benchmarks/llama3_h100_202412_torchtitan.md of its repository). Capacity: 80e9 of the
     # datasheet of 2022, although torchtitan's boards have 96e9.
-    "h100": Preset(
+    "h100": devices(
         kind="H100",
         memory=80e9,
         product=4.52e14,
@@ -187,6 +193,7 @@ PRESETS = {
         memory_bandwidth=MEMORY * 2.4e12,
         device_link=3.7e11,
         node_link=NODE_LINK * NDR,
+        dtypes=TF32_AND_FP8,
     ),
     # NVIDIA's datasheet of the H100 SXM (700 W), 2023: 989e12, 80e9 bytes of HBM3 at 3.35e12. Not fitted.
     "h100-sxm": gpu("H100", 80e9, 989e12, 3.35e12, 450e9, NDR),
@@ -204,7 +211,7 @@ PRESETS = {
     # Intel's page of the Xeon Platinum 8480+, 2023: 56 cores of 2.0 GHz with two AVX-512 units each, so 64
     # operations per cycle in float32; eight channels of DDR5-4800. A device is all cores of a node with one
     # socket and, by assumption, 256e9 bytes. Ethernet of 100 Gbit/s. Not fitted: the shares are as of GPUs.
-    "cpu": Preset(
+    "cpu": devices(
         kind="CPU",
         memory=256e9,
         product=PRODUCT * 56 * 2.0e9 * 64,

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.reasons import may_be_as_fast
 from tests.support.parity import assert_close
 from tests.support.planned_steps import (
@@ -244,6 +245,15 @@ def test_groups_of_several_nodes_have_several_processes():
     assert choice.launch["processes_per_group"] == [2]
 
 
+def test_what_a_plan_guesses_is_in_the_table():
+    def step(weight, x):
+        return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] @ weight), (0, x))[1]
+
+    arguments = [jax.ShapeDtypeStruct((16, 16), "float32")] * 2
+    choice = mpmd.plan(step, *arguments, cluster=CLUSTER)
+    assert "a while loop counts as one iteration" in choice.notes
+
+
 @pytest.mark.usual("H100")
 @pytest.mark.parametrize("kind", ["H100", "TPU-V6E"])
 def test_groups_that_need_more_memory_than_jax_takes_get_it(kind):
@@ -346,8 +356,18 @@ def test_a_share_of_the_memory_stays_free():
     just_enough = dataclasses.replace(CLUSTER, memory=1.05 * needed)
     choice = mpmd.plan(open_step, *args, cluster=just_enough, memory_margin=0.04, **fixes)
     assert choice.cluster.memory == 1.05 * needed and "of which 4% stay free" in str(choice)
+    assert "±8% on a device of group 0" in str(choice) and "the step may not fit" in str(choice)
     with pytest.raises(ValueError, match=r"(?s)needs .*memory_margin=0.08 leaves .* free, of the"):
         mpmd.plan(open_step, *args, cluster=just_enough, **fixes)
+
+
+def test_a_choice_that_may_not_fit_names_a_row_that_does(open_choice):
+    planned = [row for row in open_choice.rows if row.prediction.source == "simulation"]
+    least, *_, most = sorted(planned, key=lambda row: row.prediction.memory.total)
+    memory = most.prediction.memory.total / (1 - open_choice.memory_margin)
+    cluster = dataclasses.replace(open_choice.cluster, memory=memory)
+    text = " ".join(str(dataclasses.replace(open_choice, rows=(most, least), cluster=cluster)).split())
+    assert f"may not fit; {candidate_text(least.candidate)} needs" in text
 
 
 def test_steps_that_are_none():

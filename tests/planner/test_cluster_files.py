@@ -8,7 +8,8 @@ import pytest
 import mpmd
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.cluster_file import cluster_data
-from mpmd.planner.curves import Curve
+from mpmd.planner.curves import Curve, ProductWork
+from mpmd.planner.hardware import seconds_by_part
 from mpmd.simulate import Link
 
 
@@ -62,6 +63,18 @@ def test_a_node_of_tpus_is_a_slice(name, chips):
     assert Cluster.preset(name, devices_per_node=8).devices_per_node == 8
     assert (cluster.kernel_floor, cluster.collective_floor, cluster.task_overhead) == (0, 0, 0)
     assert cluster.rates["product bfloat16"] == cluster.rates["batched_product bfloat16"]
+
+
+def test_products_of_gpus_have_rates_by_dtype():
+    def seconds(name, kind):
+        cluster = Cluster.preset(name)
+        return seconds_by_part(cluster, 1e15, 0.0, 0.0, {f"product {kind}": ProductWork(1e15, 1.0)})[0]
+
+    for name in ("a100-80gb", "h100", "h200", "l40s"):
+        assert seconds(name, "float32") == pytest.approx(2 * seconds(name, "bfloat16"), rel=0.01)
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        assert seconds("h100", dtype) == pytest.approx(seconds("h100", "bfloat16") / 2, rel=0.01)
+        assert seconds("a100-80gb", dtype) == pytest.approx(seconds("a100-80gb", "bfloat16"), rel=0.01)
 
 
 @pytest.mark.parametrize(

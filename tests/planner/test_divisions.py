@@ -90,6 +90,17 @@ def test_devices_sum_what_the_profile_says_for_rows(name):
     assert outside == per_step > 0
 
 
+@pytest.mark.slow
+def test_rows_that_sort_their_own_tokens_sum_only_gradients():
+    step, args, profile = profiled("dropless")
+    expected, per_step = said(profile, "data")
+    actual, outside = sums_of(step, args, profile, "data")
+    assert expected == {"fwd_0": 0, "bwd_0": actual["bwd_0"], "fwd_1": 0, "bwd_1": actual["bwd_1"]}
+    assert actual["fwd_0"] < 0.02 * actual["bwd_0"]  # numbers of tokens
+    assert profile.layers[0].divisions["data"].summed_gradients == actual["bwd_0"]
+    assert outside == per_step > 0
+
+
 def divided(profile, args, kind="model"):
     """By their path, the parameters that devices divide, and the dimension."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(args)]

@@ -191,10 +191,10 @@ def test_tied_weights_of_a_group_are_summed_and_updated_once():
         )
         for made in (alone, tied)
     )
-    # The tasks of a layer read its weights twice, make its gradients, and add them to accumulators: 6 s. Then
+    # The tasks of a layer read its weights twice, make its gradients, and add them to accumulators: 4 s. Then
     # comes one all-reduce of 1 s, and one update of 3 s.
-    assert one.seconds == pytest.approx(6 + 1 + 3)
-    assert two.seconds == pytest.approx(2 * 6 + 1 + 3)
+    assert one.seconds == pytest.approx(4 + 1 + 3)
+    assert two.seconds == pytest.approx(2 * 4 + 1 + 3)
     assert two.prediction.communication == pytest.approx(1 / two.seconds)
     assert two.prediction.memory.weights == one.prediction.memory.weights, "they are held once"
 

@@ -84,6 +84,34 @@ def test_ragged_products_are_products_of_all_rows():
     assert products.operations == products.kernels * 2 * 8 * 16 * 64
 
 
+def test_products_of_two_kinds_of_fp8_have_the_rate_of_the_first():
+    def product(x, w):
+        x, w = x.astype("float8_e5m2"), w.astype("float8_e4m3fn")
+        return jax.lax.dot(x, w, preferred_element_type="float32")
+
+    assert [*work_of(product, ((), ()), {}, ((8, 16), (16, 64))).products] == ["product float8_e5m2"]
+
+
+@pytest.mark.parametrize(
+    ("specs", "moved"),
+    [
+        ((("data",), ()), {}),
+        (((), (None, None, "data")), {}),
+        (((None, "data"), (None, "data")), {"data": AllReduces(8 * 64 * 4, 1)}),
+        (((), ("data",)), {"data": AllReduces(8 * 64 * 4, 1)}),
+    ],
+    ids=["rows", "columns", "summed", "groups"],
+)
+def test_devices_share_ragged_products(specs, moved):
+    def product(tokens, experts):
+        return jax.lax.ragged_dot(tokens, experts, 2 * jnp.arange(2) + 3)
+
+    shapes = (8, 16), (2, 16, 64)
+    whole, divided = work_of(product, ((), ()), {}, shapes), work_of(product, specs, {"data": 2}, shapes)
+    (products,), (all_products,) = divided.products.values(), whole.products.values()
+    assert products.operations == all_products.operations / 2 and divided.all_reduces == moved
+
+
 def test_a_loop_that_starts_at_a_number():
     def total(x):
         return jax.lax.scan(lambda total, row: (total + jnp.sum(row), None), 0.0, x)[0]

@@ -151,6 +151,35 @@ def experts():
     return step_of(loss, 2), (state_of(init), floats(LENGTH, WIDTH))
 
 
+# Experts that each take the tokens of which they are among the best two; each row sorts its own tokens.
+
+BEST = 2
+BY_ROWS = jax.lax.RaggedDotDimensionNumbers((([2], [1]), ([], [])), [1], [0])
+"""Of products of (rows, tokens, width), (experts, width, hidden) and sizes of (rows, experts)."""
+
+
+def dropless_layer(p, x):
+    shares, chosen = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), BEST)
+    shares, chosen = (values.reshape(len(x), -1) for values in (shares, chosen))
+    order = jnp.argsort(chosen)
+    sizes = jax.vmap(functools.partial(jnp.bincount, length=EXPERTS))(chosen)
+    sent = jnp.take_along_axis(x, order[..., None] // BEST, 1)
+    hidden = jax.nn.relu(jax.lax.ragged_dot_general(sent, p["in"], sizes, BY_ROWS))
+    made = jax.lax.ragged_dot_general(hidden, p["out"], sizes, BY_ROWS)
+    made = jnp.take_along_axis(made, jnp.argsort(order)[..., None], 1) * shares[..., None]
+    return x + made.reshape(*x.shape[:2], BEST, WIDTH).sum(2)
+
+
+def dropless():
+    shapes = {"router": (WIDTH, EXPERTS), "in": (EXPERTS, WIDTH, HIDDEN), "out": (EXPERTS, HIDDEN, WIDTH)}
+
+    def loss(params, x):
+        return mean_square(dropless_layer(params[1], mpmd.mark_stage_end(dropless_layer(params[0], x))))
+
+    init = lambda: [{name: jnp.ones(shape) for name, shape in shapes.items()}] * 2  # noqa: E731
+    return step_of(loss, 2), (state_of(init), floats(LENGTH, WIDTH))
+
+
 # Convolutions without residual connections.
 
 
@@ -201,4 +230,4 @@ def scanned():
     return step_of(loss, 2), (state_of(init), floats(LENGTH, WIDTH))
 
 
-MODELS = {made.__name__: made for made in (decoder, mlp, experts, convolutions, scanned)}
+MODELS = {made.__name__: made for made in (decoder, mlp, experts, dropless, convolutions, scanned)}

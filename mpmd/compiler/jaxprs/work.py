@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from mpmd.compiler.jaxprs.attention import attention_operations
@@ -44,7 +43,8 @@ def product_kind(eqn: JaxprEqn, parts: Sequence[int] = ()) -> str | None:
         kind = "batched_product" if is_batched else "product"
     elif eqn.primitive.name == "ragged_dot_general":
         kind = "product"
-    return f"{kind} {jnp.result_type(*(aval_of(atom).dtype for atom in eqn.invars[:2]))}"
+    # Operands in FP8 may have two dtypes, which are not promoted.
+    return f"{kind} {max((aval_of(atom).dtype for atom in eqn.invars[:2]), key=lambda dtype: dtype.itemsize)}"
 
 
 def operations(eqn: JaxprEqn) -> int:

@@ -89,6 +89,13 @@ class Divider:
             received=self._share(received, sharing),
             forward=all_reduces.get("fwd", NO_ALL_REDUCES),
             backward=all_reduces.get("bwd", NO_ALL_REDUCES),
+            summed_gradients=sum(
+                step.nbytes(value)
+                for task_type, of_task in shared.items()
+                if task_type.kind == "bwd"
+                for value in of_task.summed
+                if value in self._accumulated[task_type]
+            ),
             reduced_per_step=sum(self._nbytes_per_step(*of_task) for of_task in shared.items()),
         )
 

@@ -2,7 +2,7 @@
 
 The time of a task is the sum of ``hardware.seconds_by_part``, its all-reduces and the gathering of weights.
 Nothing hides all-reduces. Gathers are hidden by the computing of the same layer, if the cluster says so. A
-backward also adds its gradients to accumulators: it reads both, and writes the accumulators.
+backward also adds its gradients to accumulators: ``hardware.accesses_to_add``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from mpmd.planner.all_reduces import AllReduces
 from mpmd.planner.curves import ProductWork
-from mpmd.planner.hardware import Hardware, seconds_by_part
+from mpmd.planner.hardware import Hardware, accesses_to_add, seconds_by_part
 from mpmd.planner.layer_profile import TaskWork
 from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, product
 from mpmd.planner.submesh import INNERMOST_FIRST
@@ -64,8 +64,7 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
     scatter = _gather_over_data(group, gradients) if gathers_in_tasks else zero
     products, beside = _task_seconds(arrays, arrays.backward, group, cluster, weights + gradients)
     divided = group.sizes[DATA] if gathers_in_tasks else 1
-    accesses = 0 if cluster.accumulates_products else 3  # reads of accumulator and gradient, and a write
-    adding = accesses * gradients / divided / cluster.memory_bandwidth
+    adding = accesses_to_add(cluster) * gradients / divided / cluster.memory_bandwidth
     reducing_backward = _all_reduces_of_task(arrays, group, cluster, "backward")
     repeated = _repeated_seconds(arrays, group, cluster, weights)
     repeated_reducing = reducing * arrays.recomputed(group.remat).reduced
@@ -127,6 +126,8 @@ def _all_reduces_of_task(arrays: LayerArrays, group: GroupSettings, cluster: Har
             others = product(share for other, share in enumerate(shares) if other != axis)
             all_reduces: AllReduces = getattr(arrays.divisions[axis], task)
             nbytes, number = all_reduces.merged(cluster.merges_all_reduces)
+            if group.fsdp and axis == DATA and task == "backward":
+                nbytes = np.maximum(nbytes - arrays.divisions[axis].summed_gradients, 0.0)
             nbytes = arrays.rows(group) * nbytes * others
             seconds += group.collectives[axis].all_reduce.seconds(nbytes, np.maximum(number, 1.0))
     return seconds

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, operands
+from mpmd.compiler.jaxprs.rules import common_dimensions
 from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, axes_in, sharded
 
 
@@ -65,26 +67,15 @@ def crossing_axes(
       shardings: the shardings of the operands.
       result_axes: the axes that shard the results.
     """
-    removed: list[tuple[int, str]] = []
     name: str = eqn.primitive.name
     numbers: Any = eqn.params.get("dimension_numbers")
-    if name == "dot_general":
-        contracted, _ = numbers
-        removed = [
-            (position, axis)
-            for position, dimensions in enumerate(contracted)
-            for d in dimensions
-            for axis in shardings[position][d]
-        ]
-    elif name.startswith("reduce_") and "axes" in eqn.params:
-        removed = [(0, axis) for d in eqn.params["axes"] for axis in shardings[0][d]]
-    elif name == "gather":
+    if name == "gather":
         removed = [(0, axis) for d in numbers.start_index_map for axis in shardings[0][d]]
     elif name == "scatter-add":
         removed = [(2, axis) for dimensions in shardings[2] for axis in dimensions if axis not in result_axes]
-    elif name == "conv_general_dilated":
-        removed = [(0, axis) for axis in shardings[0][numbers.lhs_spec[1]]]
-        removed += [(1, axis) for axis in shardings[1][numbers.rhs_spec[1]]]
+    else:
+        reduced = (one.ins.items() for one in common_dimensions(eqn) if one.is_reduced)
+        removed = [(i, axis) for i, d in itertools.chain(*reduced) for axis in shardings[i][d]]
     summed = {axis for _, axis in removed if axis not in result_axes}
     moved: dict[str, Atom] = {}
     for position, axis in removed:

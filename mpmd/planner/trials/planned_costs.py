@@ -19,7 +19,7 @@ from mpmd.planner.collectives import (
     shards_on_a_node,
     share_a_node,
 )
-from mpmd.planner.hardware import Hardware, seconds_by_part
+from mpmd.planner.hardware import Hardware, accesses_to_add, seconds_by_part
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.shared_cores import time_alone
 from mpmd.planner.submesh import INNERMOST_FIRST
@@ -49,7 +49,8 @@ def task_seconds(
 
 def _computing(work: DeviceWork, pool: Hardware) -> float:
     of_products = work.nbytes - work.nbytes_beside
-    beside = work.nbytes_beside - (work.accumulated if pool.accumulates_products else 0.0)
+    saved = work.accumulated * (1 - accesses_to_add(pool) / 3)  # of two reads and a write
+    beside = work.nbytes_beside - saved
     parts = seconds_by_part(pool, work.operations, of_products, beside, work.products, work.kernels)
     return float(sum(parts))
 

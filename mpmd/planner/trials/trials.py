@@ -23,6 +23,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.profiling import profile_step
+from mpmd.planner.profiling.not_priced import not_priced
 from mpmd.planner.trials.realize import (
     Realized,
     decisions_of,
@@ -103,6 +104,7 @@ class Trials:
       profiles: the profiles of the step's loops.
       cluster: the devices.
       written_schedules: the schedules that the loops are written with; ``None`` for a loop without one.
+      not_priced: notes on equations that a plan can only guess the costs of.
     """
 
     def __init__(self, step_spec: StepSpec, cluster: AnyCluster, num_layers: int | None = None):
@@ -111,6 +113,7 @@ class Trials:
         self.profiles: tuple[LayerProfile, ...] = profiled.profiles
         self.cluster = cluster
         self.written_schedules = tuple(loop.schedule for loop in profiled.written)
+        self.not_priced = not_priced(profiled.graph)
         self._arguments = step_arguments(profiled.graph.step)
 
     @functools.cached_property

@@ -1,0 +1,31 @@
+"""Notes for the user on equations of a step that a plan can only guess the costs of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from jax.extend.core import JaxprEqn
+
+from mpmd.compiler.graph import TaskGraph
+from mpmd.compiler.jaxprs.equations import subjaxprs
+
+_NOTES = {
+    "while": "a while loop counts as one iteration",
+    "pallas_call": "a pallas_call counts as its equations, which devices do not share: mpmd.cost says more",
+    "ragged_dot_general": "each row of a ragged product counts once, while CPUs compute it with each group",
+}
+
+
+def not_priced(graph: TaskGraph) -> tuple[str, ...]:
+    """The notes on the equations of a step."""
+    eqns = itertools.chain(graph.outer, *(member.eqns for member in graph.stage_work))
+    names = {*_names(eqns)}
+    return tuple(note for name, note in _NOTES.items() if name in names)
+
+
+def _names(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
+    for eqn in eqns:
+        yield eqn.primitive.name
+        for inner in subjaxprs(eqn):
+            yield from _names(inner.eqns)
