@@ -1,4 +1,4 @@
-"""Marks in jaxprs, at any depth, and microbatch loops: which there are, and jaxprs with others."""
+"""Finds and replaces marks and microbatch loops in jaxprs, at any depth."""
 
 from __future__ import annotations
 
