@@ -1,4 +1,4 @@
-"""Finds and replaces marks and microbatch loops in jaxprs, at any depth."""
+"""Finds and removes marks in jaxprs, at any depth, and changes the bodies of microbatch loops."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def likely_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
 
 
 def _in_place(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """Guesses that equally numbered dimensions of equal size are the same, in operands of a result's rank.
+    """Guesses that a result and its operands of the same rank share dimensions of equal number and size.
 
     If there are as many results as operands, of the same shapes, each result belongs to one operand.
     """
