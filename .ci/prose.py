@@ -69,8 +69,7 @@ def faults(path: Path) -> Iterator[str]:
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     text = prose_of_code(source) if path.suffix == ".py" else prose_of_page(source)
     pairs = [*words_in(text), *read_by_proselint(text)]
-    if path.suffix == ".py":
-        pairs += riddles(source)
+    pairs += riddles(source) if path.suffix == ".py" else rows_without_head(text)
     return (f"{name}:{line}: {message}" for line, message in sorted(pairs))
 
 
@@ -113,6 +112,16 @@ def riddles(source: str) -> Iterator[tuple[int, str]]:
     for node in docstrings(source):
         if match := RIDDLE.match(str(node.value).lstrip()):
             yield node.lineno, f"the docstring begins with {match[0]!r}: name the thing again"
+
+
+def rows_without_head(text: str) -> Iterator[tuple[int, str]]:
+    """The first rows of tables without a head, as behind a blank line in a table: they show as text."""
+    for match in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        if not re.match(r".*\n\|[ :|-]+\|\n", match[0]):
+            yield (
+                text.count("\n", 0, match.start()) + 1,
+                "a row without the head of its table: no blank line before it",
+            )
 
 
 def read_by_proselint(text: str) -> Iterator[tuple[int, str]]:

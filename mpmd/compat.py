@@ -107,7 +107,7 @@ def replace_calls(
     ``jax.grad``, ``jax.vmap`` or ``jax.checkpoint``, its body is another one. JAX has no public hook there.
     Rules for differentiation come too late for scans that nobody differentiates, and are private; functions
     such as ``jax.lax.scan`` may have been imported by name, and jaxprs that are evaluated do not call them.
-    All of these bind the primitive.
+    However a function calls it, the primitive is bound.
     """
     bind_to_equation = primitive.bind
 

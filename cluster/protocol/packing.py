@@ -42,7 +42,7 @@ def join(values: Sequence[Any]) -> Any:
     """Joins the slices of all processes; if a process has the whole value, as ``unpack`` returns it.
 
     Args:
-      values: a ``PackedValue`` of each process, or a list of these for a tuple of values.
+      values: a ``PackedValue`` of each process, or for a tuple of values a list from each process.
     """
     if isinstance(values[0], list):
         return tuple(map(join, zip(*values, strict=True)))

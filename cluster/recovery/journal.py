@@ -144,7 +144,7 @@ class Journal:
 
     @property
     def steps_since_snapshot(self) -> int:
-        """The steps asked since the last snapshot was begun, or since the one that groups went back to."""
+        """The steps asked since the last snapshot was begun, or since the snapshot that groups have again."""
         return self.num_asked - self._num_before_snapshot
 
     @property

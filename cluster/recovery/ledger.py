@@ -44,8 +44,8 @@ class State(enum.Enum):
     """The state of all groups together.
 
     ``RUNNING``: groups are asked for what the user wants. ``QUIESCING``: new requests wait until groups have
-    answered all others, which is where a snapshot, a rewind, a move, and going back for a failed step begin.
-    ``RECOVERING``: groups are replaced or go back. ``ENDED``: nothing works any more.
+    answered all earlier requests, which is where a snapshot, a rewind, a move, and going back for a failed
+    step begin. ``RECOVERING``: groups are replaced or go back. ``ENDED``: nothing works any more.
     """
 
     RUNNING, QUIESCING, RECOVERING, ENDED = "running", "quiescing", "recovering", "ended"
@@ -72,13 +72,13 @@ class Ledger:
 
     Attributes:
       changed: guards all attributes, and is notified of each change. Its lock is reentrant.
-      wake: begins what follows from a change; is called with the lock and does not wait.
+      wake: begins the operation that a change asks for; is called with the lock and does not wait.
       state: of all groups together.
       error: why nothing works any more.
       dead: the groups that are being replaced, and why.
       releases: what groups are to drop with a later request.
       unwritten: copies that are perhaps still to be written to storage.
-      freed: those of them that are dropped, in a thread that may hold any lock; ``None`` asks for a look.
+      freed: unwritten copies that are dropped, in a thread that may hold any lock; ``None`` asks for a look.
       unlogged: the answers that are awaited to requests that are not logged.
     """
 

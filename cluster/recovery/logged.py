@@ -1,7 +1,7 @@
 """Records of requests with the answers of groups.
 
 The journal's log consists of such records. ``LoggedSnapshot`` is a snapshot of values that begins between two
-of them.
+records.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class Moves:
     def _leave(self, move: Move) -> str | None:
         """Waits until the group has left and all steps are answered again, or returns why it stays.
 
-        Without a reason it stays if a group has died meanwhile: the next look shows what is to be done then.
+        Without a reason it stays if a group has died meanwhile: the next look decides again.
         """
         ledger = self._ledger
         with ledger.changed:

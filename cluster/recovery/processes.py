@@ -1,4 +1,4 @@
-"""The processes of a mesh that recovers, as long as it lives: who is alive, who takes over, who has to move.
+"""The processes of a mesh that recovers, while it is open: who is alive, who takes over, who has to move.
 
 Methods block until their work is done, and raise when another process dies meanwhile, or ``stop`` was set.
 ``find_dead`` then tells which.

@@ -134,8 +134,8 @@ class CorruptionReport:
         a snapshot has changed.
       mpmd_idxs: the groups that were wrong, or that may have been; for a copy, no group is named.
       step: the first that differs, counted from 1; ``None`` where that is not known.
-      devices: the devices of these groups whose bits differ, if known.
-      places: the processes of these groups, and their nodes.
+      devices: the devices of ``mpmd_idxs`` whose bits differ, if known.
+      places: the processes of ``mpmd_idxs``, and their nodes.
       text: all of this for people.
     """
 

@@ -26,7 +26,7 @@ _COUNT_SECONDS = 1.0
 
 
 class Process:
-    """An actor as long as it lives: its pings, and the notice that its node is to end."""
+    """An actor, its pings, and the notice that its node is to end."""
 
     def __init__(self, actor: ActorHandle):
         self.actor = actor

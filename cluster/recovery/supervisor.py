@@ -129,7 +129,7 @@ class Supervisor:
             operation()
 
     def _begin_next(self) -> Operation | None:
-        """The next operation on all groups; ``None`` if there is none, or others have to end before."""
+        """Begins the next operation on all groups; ``None`` if there is none, or it has to wait."""
         with self._ledger.changed:
             operation: Operation | None = None
             while operation is None and (self._replacement is not None or self._ledger.is_quiet):
@@ -322,7 +322,7 @@ class Supervisor:
     def _end_rewind(
         self, entries: Sequence[Asked], rewound: Rewound, fault: Exception | None
     ) -> Operation | None:
-        """Has groups run again, or go back once more: connected anew, or else by the operation returned."""
+        """Has groups run again, or go back once more: over new connections, or by the operation returned."""
         ledger = self._ledger
         if isinstance(fault, RecoveryError):
             ledger.end(fault)

@@ -83,7 +83,7 @@ class StartingActors(NamedTuple):
     def _shortage(self, calls: list[ray.ObjectRef]) -> GroupDiedError | None:
         """The error of a process to which the system refuses further descriptors or memory.
 
-        Other processes have failed to connect with it, perhaps before it has reported its own error.
+        Its peers have failed to connect, perhaps before it has reported its own error.
         """
         answered, _ = ray.wait(calls, num_returns=len(calls), timeout=_REASON_SECONDS)
         for call in answered:

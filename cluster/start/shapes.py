@@ -105,7 +105,7 @@ class LaunchRequest(NamedTuple):
 def groups_faults(request: LaunchRequest) -> Iterator[Fault | None]:
     """The faults of the groups that a request with values of the right types asks for.
 
-    The nodes of the cluster are unknown yet; ``shapes_of`` looks at what they can hold.
+    The nodes of the cluster are unknown yet; ``shapes_of`` compares the groups with the nodes' resources.
     """
     faults = [fault for fault in _submeshes_faults(request) if fault]
     yield from faults

@@ -42,7 +42,7 @@ class Listener(abc.ABC, Generic[LinkT]):
     """Accepts connections from peers that have the credentials.
 
     A thread accepts every connection, and a thread of each connection carries out its handshake, which ends
-    after a few seconds. So silent peers delay others only if there are ``_MAX_HANDSHAKES`` of them.
+    after a few seconds. So silent peers delay another peer only if there are ``_MAX_HANDSHAKES`` silent ones.
 
     Args:
       listening: the socket, which ``close`` closes.

@@ -86,7 +86,7 @@ def holdings(
 ) -> dict[Edge, Holding]:
     """The kind of device memory, if any, that holds each edge's messages until they are used.
 
-    If the processes of two groups are connected by several transports, the one that takes most memory counts.
+    If the processes of two groups are connected by several transports, the transport with most memory counts.
 
     Args:
       chosen: the result of ``choose``.

@@ -41,7 +41,7 @@ class Held(NamedTuple):
 
     Attributes:
       placement: the groups that hold the value, and its spec, which is not open.
-      submeshes: the shapes of the submeshes of these groups.
+      submeshes: the shapes of the submeshes of the groups in ``placement``.
       handle: the number by which the groups know the value.
       future: the step, or the read from storage, that makes the value.
     """
@@ -368,7 +368,7 @@ def _leaf_to_host(leaf: Any) -> Any:
 
 
 def placement_on(leaf: Any, runtime: Runtime) -> Placement:
-    """The placement of a leaf that groups of ``runtime`` hold; ``ANYWHERE`` for others."""
+    """The placement of a leaf that groups of ``runtime`` hold; ``ANYWHERE`` for any other leaf."""
     return leaf.placement if isinstance(leaf, MpmdArray) and leaf.runtime is runtime else ANYWHERE
 
 

@@ -4,8 +4,8 @@ Processes of a kernel read one monotonic clock. Two clocks are compared by the m
 message arrives before it was sent. With ``w(a, b)`` the least time that a message from ``a`` to ``b`` seems
 to have taken, the clock of ``b`` is ahead of the clock of ``a`` by at most ``w(a, b)``, and by at most the
 length ``d(a, b)`` of the shortest path of such bounds: by ``-d(b, a)`` to ``d(a, b)``. The middle is taken,
-as NTP does for two clocks (RFC 5905, section 8). The middles of all clocks relative to one of them agree
-with all bounds, since ``d`` obeys the triangle inequality: no message arrives before it was sent.
+as NTP does for two clocks (RFC 5905, section 8). The middles of all clocks relative to one clock agree with
+all bounds, since ``d`` obeys the triangle inequality: no message arrives before it was sent.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def equal_durations(workload: Workload, loops: Sequence[LoopStages]) -> list[flo
 def _equal_cells(medians: Mapping[_Types, int], loops: Sequence[LoopStages]) -> dict[_Types, int]:
     """Returns the time of each cell if all stages of its loop took equally long.
 
-    A fused cell takes the sum of its members' means, times the mean ratio of fused cells of these kinds to
+    A fused cell takes the sum of its members' means, times the mean ratio of fused cells of the same kinds to
     their members alone: a gain from fusing is no imbalance.
     """
     first = [loop.first_stage for loop in loops[1:]]

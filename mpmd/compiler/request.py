@@ -47,8 +47,8 @@ class CompileRequest:
       donated: for each argument leaf, whether the caller gives it up; none if none is.
       in_specs: for each argument leaf how it is sharded within a group; ``None`` for one, or for all:
         replicated.
-      are_asked: for each argument leaf, whether the caller asks for its spec; else it is that of the passed
-        array, which holds where it divides. ``None``: all are asked for.
+      are_asked: for each argument leaf, whether the caller asks for its spec; else the passed array has the
+        spec, which holds where it divides. ``None``: all are asked for.
       out_specs: returns the specs of result leaves, given the shape of the result; the compiler chooses where
         one is ``None``.
       partial_sums: which accumulators may hold partial sums over the devices of a group.

@@ -2,7 +2,7 @@
 
 Grammar::
 
-    TracedStep ::= argument-path* constant* jaxpr       loops are equations of it; marks have no numbers
+    TracedStep ::= argument-path* constant* jaxpr       loops are equations in it; marks have no numbers
     CutStep    ::= Argument* Constant* (equation* Loop)* equation* Result*
     Loop       ::= index equation* LoopResult*          the equations have marks among them, with numbers
 
@@ -228,7 +228,7 @@ class CutStep:
       fed_back: pairs of an argument's and a result's position, where both leaves are in the same layer
         ranges.
       explicit_specs: the specs of variables, outside and inside the loop, whose types said how they are
-        sharded, as types do along explicit mesh axes. The types of these variables have no sharding any more.
+        sharded, as types do along explicit mesh axes. Their types have no sharding any more.
     """
 
     arguments: tuple[Argument, ...]

@@ -71,14 +71,15 @@ class Report(ShownAsText):
       groups: the tasks and the needs of each group.
       executables: the number of executables of all groups, each counted once.
       seconds: how long each pass took; their sum is the time of compiling. ``jax`` is JAX's tracing of the
-        step, and ``trace`` is what the compiler does with it; ``split``, ``shard``, ``place``, ``lower`` and
-        ``verify`` are the further passes of the compiler. ``export`` makes the executables ready for other
-        processes, if there are any. ``load`` ends when the last group has compiled its executables; where
-        shardings are left to the groups' compiler, the groups have compiled before, in ``resolve``.
+        step, and ``trace`` is the compiler's pass over the traced step; ``split``, ``shard``, ``place``,
+        ``lower`` and ``verify`` are the further passes of the compiler. ``export`` makes the executables
+        ready for other processes, if there are any. ``load`` ends when the last group has compiled its
+        executables; where shardings are left to the groups' compiler, the groups have compiled before, in
+        ``resolve``.
       are_specs_open: whether shardings are left to the groups' compilers, which have not chosen them: their
         values count as replicated.
       findings: facts that the user probably did not intend, as in ``mpmd.explain``.
-      loops: which stages are those of which loop, shown if there are several; and where stages end that
+      loops: the stages of each loop, shown if there are several loops; and where stages end that
         ``mpmd.auto_marks`` has cut.
       part: the part of the mesh that runs the step; ``None``: the whole mesh.
       profile: the last profile of the step, without its result, if there is one. Its first three findings

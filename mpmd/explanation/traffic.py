@@ -40,7 +40,7 @@ class EdgeTraffic:
     """The values that one group sends to another group in one step.
 
     Attributes:
-      bytes_by_processes: the bytes that go from a process of the one to a process of the other.
+      bytes_by_processes: the bytes from each process of the sender to each process of the receiver.
     """
 
     src: int

@@ -42,7 +42,7 @@ class Kernel:
     A kernel is this one equation, so it keeps no values between its forward and its backward.
 
     Attributes:
-      factor: from the operations of its equations to those of the kernel; 0 where ``mpmd.cost`` says these.
+      factor: from the operations of its equations to the kernel's; 0 where ``mpmd.cost`` says the number.
       bytes_factor: 0 where ``mpmd.cost`` says the bytes that the kernel moves; else 1.
       is_backward: whether it is a derivative. The equations of a backward compute the forward once more.
     """

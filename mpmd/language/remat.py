@@ -61,8 +61,8 @@ class Remat(enum.StrEnum, metaclass=_Policies):
                 x = jax.checkpoint(layer)(x)
 
         By default a stage keeps the choices of such functions: the integers of ``top_k``, ``argmax`` and
-        sorts, and what is computed from floating-point values and read as an index or a predicate. A backward
-        that made them again could make others, as XLA rounds otherwise in another executable. Choices with
+        sorts, and values computed from floating-point values and read as an index or a predicate. A backward
+        that chose again could choose differently, as XLA rounds otherwise in another executable. Choices with
         more than 1% of the bytes of a function's activations are made again, and ``mpmd.explain`` says so.
 
         Args:

@@ -59,7 +59,7 @@ class WholeMesh(GroupMesh):
         and processes with other processors, threads, flags or versions have computed them; and that a group
         is dead which ``Recovery(parts=...)`` leaves out.
 
-        Raises: ``mpmd.errors.SilentCorruptionError`` that names the devices, those with equal bits together.
+        Raises: ``mpmd.errors.SilentCorruptionError`` that lists devices with equal bits together.
         """
         processes = take_digests(self.whole.runtime)
         absent = set(range(self.whole.mpmd_dim)) - {process.mpmd_idx for process in processes}

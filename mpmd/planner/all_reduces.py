@@ -1,4 +1,4 @@
-"""The all-reduces of tasks, and those that XLA makes one because only the sum of their results is read.
+"""The all-reduces of tasks; XLA joins all-reduces of which only the sum of the results is read.
 
 The pass is ``AllReduceReassociate`` of XLA, which runs for accelerators.
 """

@@ -115,9 +115,9 @@ class _SquareProducts(NamedTuple):
     """The rate of products of square matrices.
 
     Attributes:
-      flops: operations per second in the largest products; a lone task of these takes ``TASK_SECONDS``.
-      curve: the rate through the smallest and the largest products.
-      alone: the factor by which a group alone is faster.
+      flops: operations per second in the largest products; a task of such products takes ``TASK_SECONDS``
+      alone. curve: the rate through the smallest and the largest products. alone: the factor by which a group
+      alone is faster.
     """
 
     flops: float

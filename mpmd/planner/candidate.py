@@ -17,10 +17,11 @@ class Candidate:
     Attributes:
       layers_per_stage: the number of layers of each stage, in order; empty while layers are not cut yet.
       submeshes: of each group; other mappings of axes to numbers of devices become ``Submesh``es.
-      schedule: of these stages. It has all groups, or, of a step with several loops, all or the first ones.
+      schedule: its stages are ``layers_per_stage``. It has all groups, or in a step with several loops all or
+        the first.
       num_microbatches: of a step.
-      remat: the policy of each stage, or one for all of them, by which its layers are computed again in the
-        backward; ``True`` becomes full rematerialisation, and ``False`` none.
+      remat: the policy of each stage, or one policy for all stages, by which its layers are computed again in
+        the backward; ``True`` becomes full rematerialisation, and ``False`` none.
       fsdp: whether weights and the optimizer's state for them are divided over ``data``, too.
       gather_once: whether weights are gathered once per step, and gradients summed once, instead of in every
         task: ``mpmd.jit(..., gather="step", partial_sums="all")``. It takes memory for whole weights and

@@ -49,7 +49,7 @@ MEMORY_OF_A_GPU = 0.75
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Choice(ShownAsText):
-    """The result of ``mpmd.plan``; ``print(choice)`` is the table of candidates, and why others lost.
+    """The result of ``mpmd.plan``; ``print(choice)`` is the table of candidates, and why each lost.
 
     ::
 
@@ -97,7 +97,7 @@ class Choice(ShownAsText):
 
     @property
     def launch(self) -> dict[str, Any]:
-        """Arguments of ``mpmd.launch``: the groups, and the processes of those that span nodes.
+        """Arguments of ``mpmd.launch``: the groups, and the processes of groups that span nodes.
 
         On a cluster of several kinds of devices they have the kind of each group, too. If a group of GPUs
         needs more of their memory than the three quarters that JAX takes by default, ``runtime_env`` has
@@ -156,7 +156,7 @@ class Choice(ShownAsText):
 
         Args:
           mesh: what ``mpmd.launch(**choice.launch)`` or ``choice.mesh()`` returned, or any mesh of groups
-            of these shapes.
+            of the chosen shapes.
           options: keywords of ``mpmd.jit`` that take the place of the chosen ones, such as
             ``donate_argnums=()`` where the state is still needed after the call.
 

@@ -61,7 +61,7 @@ def plan(
     ::
 
         choice = mpmd.plan(train_step, state, batch, cluster=mpmd.Cluster(nodes=2, devices_per_node=8, ...))
-        print(choice)                                     # the table, and why others lost
+        print(choice)                                     # the table, and why each way lost
         with mpmd.launch(**choice.launch) as mesh:
             step = choice.jit(mesh)                       # cut, scheduled and sharded as chosen
 
@@ -82,26 +82,27 @@ def plan(
       groups, num_stages, layers_per_stage, schedule, num_microbatches, submesh, remat, fsdp,
         sequence_parallel: constraints on the choice; ``None`` is open. A schedule may be one of a size, or a
         family, by class or name. ``submesh`` has the number of devices of each group along ``data``,
-        ``model`` and ``sequence``; or is a list of these, one for each group. ``remat`` is a policy of
+        ``model`` and ``sequence``; or is a list with such a mapping for each group. ``remat`` is a policy of
         ``mpmd.Remat`` or its name, ``True`` for full rematerialisation, ``False`` for none, or a list with
-        one of these for each stage. ``sequence_parallel`` divides values between tensor-parallel regions
+        one for each stage. ``sequence_parallel`` divides values between tensor-parallel regions
         over ``model``, too. In a step with several loops, constraints hold for each.
       in_shardings: a pytree prefix of the positional arguments with a ``PartitionSpec`` over these axes
         where it is fixed, ``None`` where it is open.
       kwarg_shardings: the same for arguments that are passed by name, by name.
-      static_argnums, static_argnames: as those of ``mpmd.jit``.
-      donate_argnums: the arguments that the step may take over; by default those that it returns updated.
-      simulate: the number of candidates that are planned and simulated, at least ``measure``: the fastest by
+      static_argnums, static_argnames: as in ``mpmd.jit``.
+      donate_argnums: the arguments that the step may take over; by default the arguments that it returns
+      updated. simulate: the number of candidates that are planned and simulated, at least ``measure``: the
+      fastest by
         the formulas, the simplest that may be as fast, the fastest of each other kind, such as one group,
-        equal groups or groups that differ, and the next ones. By default five at most, and only those that
-        would be chosen by their time by the formulas. More are planned only until one fits.
+        equal groups or groups that differ, and the next ones. By default five at most, and only candidates
+        that would be chosen by their time by the formulas. More are planned only until one fits.
       seconds: the time after which no further candidate is planned once one fits. By default no clock
         decides, so that the answer does not depend on the machine.
       measure: the number of the best candidates whose tasks are compiled and run, without a pipeline, on the
         devices of this process, which have to be of the cluster's kind. Up to three times as many are
         measured, as long as one that is not measured may be as fast: its simulated time counts, multiplied by
         the median of measured over simulated times. Each group runs by itself, so on CPUs the process should
-        have the threads of a node, or for groups on Ray those of one group (``NPROC``).
+        have the threads of a node, or for groups on Ray the threads of one group (``NPROC``).
       memory_margin: the share of the memory of a device that stays free, for what no plan knows.
 
     Raises: ``TypeError`` for arguments of other types; ``ValueError`` for values that are not valid, for

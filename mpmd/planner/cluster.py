@@ -85,8 +85,8 @@ class Cluster(Hardware):
         Args:
           name: ``"a100-80gb"``, ``"h100"`` (a board of 500 W), ``"v5e"``, ``"v5p"`` or ``"v6e"``, whose rates
             are fitted to published steps; or ``"a100-40gb"``, ``"h100-sxm"``, ``"h200"``, ``"b200"``,
-            ``"l40s"``, ``"rtx4090"`` or ``"cpu"``, whose rates are those of datasheets times efficiencies
-            that were measured on other devices.
+            ``"l40s"``, ``"rtx4090"`` or ``"cpu"``, whose rates are from datasheets, times
+            efficiencies that were measured on other devices.
           given: attributes of the cluster that differ, by name.
 
         Raises: ``ValueError`` for other names and attributes; as ``Cluster``.
@@ -106,17 +106,17 @@ class Cluster(Hardware):
         timeout: float = 60.0,
         **given: Any,
     ) -> Cluster:
-        """Describes a Ray cluster: the one that this process is connected to, or the one at ``address``.
+        """Describes the Ray cluster at ``address``, or else the cluster that this process is connected to.
 
         Nodes, devices and memory are read. A device is a GPU where the cluster has GPUs, else a CPU with its
         share of the node's memory.
 
         Args:
-          measure: whether to measure what is not given, in actors on two nodes: rates of matrix products, of
-            batched ones and of convolutions while all devices of a node compute, memory bandwidth, the floor
-            of a kernel and of a task, collectives between the devices of a node, and messages between groups
-            on a node and between nodes. It takes less than a minute.
-          dtype: of these products: that in which the step computes most.
+          measure: whether to measure attributes that are not given, in actors on two nodes: rates of matrix
+            products, of batched ones and of convolutions while all devices of a node compute, memory
+            bandwidth, the floor of a kernel and of a task, collectives between the devices of a node, and
+            messages between groups on a node and between nodes. It takes less than a minute.
+          dtype: of the measured products: the dtype in which the step computes most.
           platform: ``cpu``, ``cuda`` or another one of JAX; by default as ``mpmd.launch`` chooses.
           cpus_per_device: the CPUs of a node that make a device, on ``cpu``; by default one, or as many as
             the given ``devices_per_node`` have each.
@@ -124,7 +124,7 @@ class Cluster(Hardware):
           given: attributes that are known, by name; they are not measured.
 
         Raises: ``ValueError`` when the cluster has no such devices, when its nodes differ and
-          ``devices_per_node`` does not say what to use of them, or when something is neither given nor
+          ``devices_per_node`` does not say how many to use, or when something is neither given nor
           measured; ``RuntimeError`` when ``mpmd`` is not installed; as ``mpmd.launch``.
         """
         from mpmd.planner.record_steps import record_steps  # which loads JAX

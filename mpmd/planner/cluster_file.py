@@ -1,6 +1,6 @@
 """Descriptions of clusters as JSON: written, read and checked. Nothing in a file is evaluated.
 
-A file has the fields of ``Hardware``, or those of ``Pools``, with ``null`` for infinity.
+A file has the fields of ``Hardware`` or of ``Pools``, with ``null`` for infinity.
 """
 
 from __future__ import annotations

@@ -22,4 +22,4 @@ so it is not in these numbers.
 """
 
 MEMORY_ERROR = 0.08
-"""The largest miss of the memory of a group's process, as a share of it, in docs/planning/accuracy.md."""
+"""The largest error of the predicted memory of a group's process, as a share of the measured memory."""

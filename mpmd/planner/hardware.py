@@ -102,15 +102,15 @@ class Hardware:
       task_overhead: seconds that a task takes beside its computation.
       holding: where messages between groups are until they are used; as text, too, such as ``"receiver"``.
         With ``receiver`` on one node, groups are taken to be in one process, whose threads they share.
-      alone: how many times faster a device is while the others of its node do not compute: more than 1 where
-        they share cores, as the CPU devices of a process, and those of more groups than there are cores.
+      alone: how many times faster a device is while no other device of its node computes: more than 1 where
+        they share cores, as CPU devices of one process do, and of more groups than there are cores.
       rates: curves of products by kind and dtype, such as ``{"product bfloat16": Curve(2.5e14, 1e9)}``. The
-        kinds are ``product``, ``batched_product`` and ``convolution``. Others have the constant ``flops``.
+        kinds are ``product``, ``batched_product`` and ``convolution``. All else has the constant ``flops``.
         Also curves of collectives on a node by kind and number of devices, ``all_reduce 8`` and
         ``all_gather 8``; other numbers of devices are taken from the nearest one. A kind without a curve has
         the time of a ring of ``device_link``.
-      kernel_floor: seconds from the start of a kernel to that of the next, if both are small.
-      collective_floor: seconds of an exchange between devices of a group, beside those of its messages.
+      kernel_floor: seconds from the start of a kernel to the start of the next, if both are small.
+      collective_floor: seconds of an exchange between devices of a group, beside the time of its messages.
       merges_all_reduces: whether all-reduces whose results are added are one, as XLA has it on accelerators.
       overlaps_gathers: whether weights are gathered, and gradients scattered, while devices compute, as XLA
         has it on accelerators.
@@ -247,7 +247,7 @@ def seconds_by_part(
       operations: the operations of all kernels.
       products: the products among them, by the names of ``rates``.
       kernels: the number of all kernels. While devices compute, further ones are started, so a task takes
-        the longer of computing and of starting its kernels; what is left of that counts beside products.
+        the longer of computing and of starting its kernels; the excess over computing counts beside products.
     """
     computing = (operations - sum(work.operations for work in products.values())) / cluster.flops
     for name, work in products.items():

@@ -75,7 +75,7 @@ class Division:
         on every device.
       received: the divided share of the bytes of values from other layers alone.
       forward, backward: the all-reduces over the axis in each microbatch.
-      summed_gradients: bytes of gradients among those of ``backward``, which FSDP scatters instead.
+      summed_gradients: bytes of gradients in ``backward``, which FSDP scatters instead.
       reduced_per_step: bytes of gradients that are all-reduced over the axis once per step.
     """
 
@@ -145,7 +145,7 @@ class LayerProfile:
       microbatch_rows: the rows of the microbatch that the layers' numbers are for.
       num_microbatches: the number that the step itself fixes; ``None`` if it is open.
       are_stages: whether the user marked the stages, so that each layer is a stage.
-      slices: the number of slices that the loss is a loop over, whose layers have the work of all of them; 1
+      slices: the number of slices that the loss is a loop over, whose layers have the work of all slices; 1
         for a loss of whole microbatches.
       length: the length of the sequences of integers, such as tokens, that a row of the batch has; 1 where it
         has none.
@@ -159,7 +159,7 @@ class LayerProfile:
       between: the kind whose dimensions sequence parallelism divides along ``model``, too: ``sequence``, or
         ``data`` in a step without sequences; ``None`` without either.
       specs: for each kind, the divided dimension of argument leaves, by the position of the leaf: of weights,
-        of state that is combined with them element by element, and of the batch. Equal for all loops.
+        of state that is combined with weights element by element, and of the batch. Equal for all loops.
       decision_index: the index of the loop's decisions in ``Decisions.of_loops``; ``None`` without a loop.
     """
 

@@ -139,7 +139,7 @@ def tpu(
     node_link: float,
     slice_chips: int,
 ) -> dict[str, Any]:
-    """A kind of TPU, of which a node is a slice: the chips that ICI joins, here ``slice_chips`` of them.
+    """A kind of TPU, of which a node is a slice: the chips that ICI joins, here ``slice_chips`` chips.
 
     Slices have other sizes, too: give ``devices_per_node``. The links of ICI are a torus, but a cluster has
     rings. So ``device_link`` is the sum of all links of a chip in one direction: a collective over a whole

@@ -31,7 +31,7 @@ from mpmd.planner.trials.realize import Realized
 _logger = logging.getLogger(__name__)
 
 MOST_PLANS = 5
-"""The most plans if no number is asked for, as long as one of them fits."""
+"""The most plans if no number is asked for, unless none of the plans fits."""
 
 MOST_SEARCHES = 4
 """The most searches for less memory, when candidates fit by the formulas and their plans do not."""
@@ -54,8 +54,8 @@ class PlanningLimits:
     """Limits of planning and measuring.
 
     Attributes:
-      simulate: the number of candidates that are planned, as long as one of them fits. ``None``: those that
-        may win by the formulas, ``MOST_PLANS`` at most.
+      simulate: the number of candidates that are planned, unless none of their plans fits. ``None``: the
+        candidates that may win by the formulas, ``MOST_PLANS`` at most.
       seconds: the time after which no further candidate is planned once one fits; ``None`` for no limit.
       measure: the number of candidates whose tasks are run at least.
     """
@@ -80,7 +80,7 @@ def rerank(
     """Plans and simulates the best candidates of each kind, and ranks the plans.
 
     If no plan fits, it searches as if devices had less memory, by the factor that the plan with the least
-    memory lacks. If no plan of these fits, it plans the remaining candidates until one fits.
+    memory lacks. If again no plan fits, it plans the remaining candidates until one fits.
 
     Raises: ``ValueError`` when no candidate fits or can be compiled; as ``search`` for the whole memory.
     """
@@ -288,7 +288,7 @@ def _scaled(row: Row, factor: float) -> Row:
 
 
 def _preferred(planned: Iterable[_Planned]) -> list[_Planned]:
-    """The candidates that can run: first those that may be the fastest, by ``simplicity.in_order``.
+    """The candidates that can run: first the candidates that may be the fastest, by ``reasons.in_order``.
 
     If any candidate was measured, only measured candidates may be the fastest.
     """
@@ -304,7 +304,7 @@ def _preferred(planned: Iterable[_Planned]) -> list[_Planned]:
 
 
 def _ranking(planned: Sequence[_Planned], waiting: Sequence[Row], cluster: AnyCluster) -> Ranking:
-    """The ranking of planned candidates, and of those in ``waiting``, whose costs only formulas say."""
+    """Ranks planned candidates, and behind them the rows ``waiting``, whose costs only formulas say."""
     best = _preferred(planned)[0]
     scale = _measured_over_simulated(planned)
 

@@ -1,9 +1,9 @@
 """Seconds of tasks on devices that share the cores of their node, as CPU devices may.
 
 The rates of a cluster hold while all devices of a node compute. A device is ``Hardware.alone`` times faster
-while the others wait, so ``devices_at_once`` devices compute as fast as one alone. Costs are seconds while no
-other group computes; simulations slow groups down while more than ``groups_at_once`` are at work. Clusters of
-several nodes or kinds are treated as if all devices computed.
+while the rest of the node waits, so ``devices_at_once`` devices compute as fast as one alone. Costs are
+seconds while no other group computes; simulations slow groups down while more than ``groups_at_once`` are at
+work. Clusters of several nodes or kinds are treated as if all devices computed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs the module of a task, once its operations were checked.
 
 The files of ``jax.export`` itself take a package that JAX does not need. So the types of the task's operands
-and results are in the record. Here JAX exports a function of these types, which then gets the module in place
-of its own.
+and results are in the record. Here JAX exports a function with the same types, which then gets the module in
+place of its own.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run_exported(directory: Path, record: TaskRecord, arrays: Sequence[np.ndarra
 def faults_of(code: bytes) -> list[str]:
     """Lists the operations of a module that may do more than compute, at any depth.
 
-    XLA finds the function of a custom call by its name. Some of these functions call Python, or read memory
+    XLA finds the function of a custom call by its name. Some functions call Python, or read memory
     at an address that the module names. So no custom call is permitted that ``jax.export`` does not write.
     """
     stable = stable_custom_calls()

@@ -19,7 +19,7 @@ from mpmd.runtime.requests import Handle
 
 
 class PlacedPiece(NamedTuple):
-    """A caller's array, or a part of it such as ``[0:2]``, and the placement that groups need."""
+    """A caller's array, or layers of the array such as ``[0:2]``, and the placement that groups need."""
 
     array: jax.Array
     part: str

@@ -93,7 +93,7 @@ class Executor:
         Args:
           state: of the step, without values.
           inputs: the values of ``input_names``. Values that the program donates are gone afterwards. The list
-            is emptied: a value is freed after its last use only if nothing else refers to it.
+            is emptied, because a value is freed after its last use only if no reference to it is left.
 
         Returns: the values of ``output_names``. Raises: ``TaskError`` when a task fails here,
         ``StepAborted`` when another group's did.

@@ -43,7 +43,7 @@ class Inbox:
 
     No lock is taken. ``begin_step`` and ``abort`` note which steps are over before they look for messages,
     and ``add`` looks for steps that are over after it has stored its message. So one of two threads finds a
-    message that is to be dropped, and the one that removes it from the dict drops it.
+    message that is to be dropped, and the thread that removes it from the dict drops it.
 
     Attributes:
       arrived: when the message that was taken last had arrived, in nanoseconds of ``time.perf_counter_ns``.

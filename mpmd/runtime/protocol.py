@@ -70,8 +70,8 @@ class Runtime(abc.ABC):
       next_step: returns the number of the next step that is submitted; the first is 1.
       meters: count the steps of each function.
       in_flight: how many more steps may be submitted; who asks for a step enters it before.
-      goes_back: whether groups go back to before a step that has failed, so that what it has taken over is
-        there again.
+      goes_back: whether groups go back to before a step that has failed, so that the values that it has
+        taken over exist again.
       left_out: the groups that do not go back then.
       last_checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed here, or from which
         groups have read; who saves and restores keeps it up to date.

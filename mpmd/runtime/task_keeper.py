@@ -22,7 +22,7 @@ class TaskKeeper:
 
     Args:
       capture: the request that names the task.
-      copies_donated: whether to copy donated operands before each task, if any task may be the one to keep.
+      copies_donated: whether to copy donated operands before each task, because any task may have to be kept.
     """
 
     def __init__(self, capture: Capture, copies_donated: bool):

@@ -27,7 +27,7 @@ class Transport(Protocol):
     Ordering: the messages of an edge are sent in ascending tag, and received in any order. Ownership: when
     ``send`` returns, the caller may free or donate the arrays, as the transport has copied them or refers
     to their buffers; received arrays belong to the caller, who does not write to them. Blocking: ``send``
-    does not block while the receiver is at the same step or at the one before; a message is sent without a
+    does not block while the receiver is at the same step or at the step before; a message is sent without a
     request, and ``recv`` waits until it has arrived. Every wait ends when the step is aborted.
 
     Attributes:

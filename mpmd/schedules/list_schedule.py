@@ -27,8 +27,8 @@ class ListSchedule(AnyPlacement):
 
     It simulates groups that, whenever they are free, start the best task that can start, by two rules for the
     best task. It also simulates the handmade schedules that have the same placement and keep to the limit. It
-    takes the shortest order; of equally short orders, the one with the least memory. So it is
-    never longer than
+    takes the shortest order; of equally short orders, it takes the order with the least memory. So it
+    is never longer than
 
     - ``Std1F1B``, ``Interleaved1F1B`` and ``InterleavedGPipe``, for whole backwards,
     - ``ZeroBubble``, ``ZeroBubbleH2``, ``InterleavedZeroBubble``, ``ZeroBubbleV``, ``VHalf`` and ``VMin``,

@@ -60,7 +60,7 @@ class VHalf(VShaped):
     """Half the memory of 1F1B, and half its bubble.
 
     Group ``i`` of ``p`` runs the stages ``i`` and ``2 p - 1 - i``; every microbatch passes the groups at the
-    same times, six tasks after the one before. With ``m`` microbatches and equal tasks:
+    same times, six tasks after the microbatch before. With ``m`` microbatches and equal tasks:
 
     - step: as long as ``6 m + 3 p - 3`` tasks for even ``p``, ``6 m + 3 p - 4`` for odd;
     - memory: the residuals of at most ``2 ((p + 2) // 2)`` stages' microbatches on every group, each half as
@@ -86,7 +86,7 @@ class VMin(VShaped):
     """A third of the memory of 1F1B, for a bubble two thirds as long.
 
     Group ``i`` of ``p`` runs the stages ``i`` and ``2 p - 1 - i``; every microbatch passes the groups without
-    a pause, six tasks after the one before. With ``m`` microbatches and equal tasks:
+    a pause, six tasks after the microbatch before. With ``m`` microbatches and equal tasks:
 
     - step: as long as ``6 m + 4 p - 5`` tasks, ``6 m + 4 p - 3`` when ``p`` is a multiple of 3;
     - memory: the residuals of at most ``2 ((p + 4) // 3)`` stages' microbatches on every group, each half as

@@ -53,7 +53,7 @@ class Costs:
       link: the link of every edge. Within a group messages are free.
       links: the links of the edges that differ from ``link``.
       message_bytes: the size of an activation or gradient in a schedule. A plan has the sizes of its values.
-      blocking: whether a group that sends does nothing else until its message has arrived; the receiver is
+      blocking: whether a group that sends runs no task until its message has arrived; the receiver is
         always ready. Otherwise the sender goes on at once, and only the link is busy.
       atomic: whether a schedule's fused cell starts when all inputs of its members are there, and has its
         results when it ends. Otherwise its members run one after another, each as early as possible. The

@@ -194,7 +194,7 @@ class LoadedStep(PlannedStep):
 
         ``result, events = step.profile(...)`` has the result and the events of the last step. Each task is
         waited for while a step is recorded, which an accelerator's queue of tasks would otherwise hide. A
-        step that groups ran again, since one of them recovered, counts only if there is no other.
+        step that groups ran again, since a group recovered, counts only if there is no other.
 
         Args:
           args, kwargs: the step's arguments; the first step's, if there are several.

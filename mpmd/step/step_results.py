@@ -25,7 +25,7 @@ class StepResults:
     """Makes the arrays of a step's result.
 
     Args:
-      outputs: those of the plan.
+      outputs: the plan's outputs.
       submeshes: the shapes of the groups' submeshes.
     """
 
@@ -58,7 +58,7 @@ class StepResults:
 def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     """The shape, dtype and weak type of each layer range of the results.
 
-    Weak types are those that JAX has traced: the equations that passes write do not keep them.
+    Weak types come from JAX's trace: the equations that passes write do not keep them.
     """
     weak = per_layer_range(leaves, [leaf.weak_type for leaf in leaves])
     return [

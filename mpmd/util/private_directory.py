@@ -21,7 +21,7 @@ def make_private(directory: str) -> None:
 
 
 def fault_of(directory: str) -> str | None:
-    """Returns why others could have written to a directory of executed files, with a remedy; else ``None``.
+    """Returns why another user may have written to a directory of executed files, and a remedy; or ``None``.
 
     The directory and its files have to belong to the user or the administrator, and not be writable by other
     users, as ``ssh`` asks of its keys. A directory that does not exist, and storage without users, such as

@@ -35,7 +35,7 @@ def metrics(
             for batch in batches:
                 state, loss = step(state, batch)
 
-    Nothing about the loop changes. The groups are asked nothing more: their replies to steps say when a step
+    Nothing about the loop changes. The groups get no further requests: their replies to steps say when a step
     has ended.
 
     ``write`` is called in the thread that calls the step, when the call has handed a later step to the
@@ -48,8 +48,8 @@ def metrics(
 
     - ``step_seconds``: from the end of the step before to the end of this one, however many are under way; of
       the first step, from its call. Its inverse is the rate of the run.
-    - ``driver_seconds``: the part of it in which no step of the function was under way, because the driver
-      had not called the next one: it loaded data, saved, or evaluated.
+    - ``driver_seconds``: the part of ``step_seconds`` in which no step of the function was under way, because
+      the driver had not called the next one: it loaded data, saved, or evaluated.
     - ``examples_per_second``, ``tokens_per_second``: if it is said how many a step has.
     - ``bytes_sent``: of the messages between groups in a step, as planned.
     - ``failed_steps``: since the beginning. A failed step has no number, and its time counts to the next one.

@@ -66,6 +66,11 @@ def test_words_of_docstrings_have_their_lines():
     assert lines_of(prose.riddles(CODE)) == [(7, "How"), (22, "Those")]
 
 
+def test_rows_behind_a_blank_line_have_no_head():
+    page = "| a | b |\n|---|--:|\n| 1 | 2 |\n\n| 3 | 4 |\n"
+    assert [line for line, _ in prose.rows_without_head(page)] == [5]
+
+
 @pytest.mark.parametrize("text", [PAGE, CODE])
 def test_lines_stay(text):
     blank = prose.prose_of_page if text is PAGE else prose.prose_of_code

@@ -186,7 +186,7 @@ class Liveness:
     def late_steps(self, now: float) -> list[tuple[int, StepTimeoutError]]:
         """The runs of steps to end now, and the reasons; said once.
 
-        The time of a step begins when no group of it has another step to answer before.
+        The time of a step begins when each of its groups has answered all steps before.
         """
         timeout = self._limits.step_timeout
         late = []

@@ -1,9 +1,9 @@
 """The second pass: a ``TracedStep`` enters, a ``CutStep`` leaves.
 
 ``cut_layers.py`` lists the phases: the arrays that scans over layers read are cut where the scans are, and
-with them all arrays that go along; callbacks are taken out of scans (``host_callbacks.py``); equations that
-no result needs are removed; and marks get the numbers of their stages, before and after this removal
-(``number_marks.py``).
+so are arrays with the same layer dimension, such as gradients; callbacks are taken out of scans
+(``host_callbacks.py``); equations that no result needs are removed; and marks get the numbers of their
+stages, before and after this removal (``number_marks.py``).
 
 ``cut_stacks`` in ``cut.py`` is where to start reading of the first phase. ``dimension_graph.py`` goes
 through the step once and notes, by the rules in ``jaxprs/rules.py`` and ``concat_and_slice.py``, which

@@ -27,7 +27,7 @@ def cut_layers(
     argument_stacks: Sequence[Stack | None] = (),
     result_stacks: Sequence[Stack | None] = (),
 ) -> CutStep:
-    """Cuts scans over layers where stages end, and the arrays of these layers into parts.
+    """Cuts scans over layers where stages end, and the arrays of the layers into parts.
 
     Args:
       argument_stacks, result_stacks: for a function without a loop, the division of each leaf of

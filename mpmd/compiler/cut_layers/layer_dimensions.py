@@ -109,8 +109,9 @@ class LayerDimensions:
         return new
 
     def _above(self, cuts: Mapping[Node, set[Fraction]]) -> dict[Node, set[Fraction]]:
-        """The cuts of uncut dimensions that have cut parts; if cut parts cover some of these dimensions
-        entirely, only the cuts of the latter."""
+        """The cuts of uncut dimensions that have cut parts.
+
+        If the cut parts cover some of the dimensions entirely, only the cuts of covered dimensions."""
         new: dict[Node, set[Fraction]] = collections.defaultdict(set)
         spans: dict[Node, set[tuple[Fraction, Fraction]]] = collections.defaultdict(set)
         for part in self._inclusions:

@@ -3,7 +3,7 @@
 While ``mpmd`` traces the function of a ``treduce``, binding a scan with marks in its body binds the scans of
 its ranges instead (``marked_scans.py``), before anything is differentiated, batched or put under
 ``jax.checkpoint``. So it makes no difference who differentiates. ``cut_scan.py`` does the cutting, for the
-user's marks and for those of ``mpmd.auto_marks``; ``layer_ranges.py`` notes on arrays where they are cut, for
+user's marks and for marks by ``mpmd.auto_marks``; ``layer_ranges.py`` notes on arrays where they are cut, for
 ``cut_layers``; and ``index_loops.py`` refuses loops that take rows by a counter.
 """
 

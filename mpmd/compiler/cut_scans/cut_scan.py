@@ -30,7 +30,7 @@ def cut_scan(
     Args:
       params: of the scan's equation.
       operands: the values of the scan's constants, its initial carry, and the arrays that it scans over.
-      marked: the positions, among the carried values, of those that marks stand on.
+      marked: the positions of marked values among the carried values.
       ends: the numbers of iterations, counted as they run, after which stages end.
       bodies: bodies without marks, each with the number of iterations behind the last one that it computes.
         Ranges with the same body share the object, so that JAX differentiates it once.
@@ -86,8 +86,8 @@ def _carried(
 ) -> list[Any]:
     """The carry behind a range.
 
-    Values that the body leaves unchanged, or takes from its rows, are not read from the scan: then no range
-    waits for another one because of them.
+    Values that the body leaves unchanged, or takes from its rows, are not read from the scan, so that no
+    range waits for another one to have them.
     """
     inputs = {var: i - num_consts for i, var in enumerate(body.invars)}
     carried = list(after)

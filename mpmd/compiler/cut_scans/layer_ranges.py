@@ -17,7 +17,7 @@ class MarkedScan:
     Attributes:
       mark: the line of a mark in its body.
       index_fault: the error if the array numbers layers, because the body takes rows of another array by
-        them.
+        these numbers.
     """
 
     mark: str
@@ -29,7 +29,7 @@ layers_p = Primitive("layers")
 
 
 def in_ranges(x: Any, sizes: Sequence[int], scan: MarkedScan | None = None) -> Any:
-    """``x``, whose first axis counts layers, in ranges of these sizes."""
+    """``x``, whose first axis counts layers, in ranges of ``sizes`` layers."""
     return layers_p.bind(x, axis=0, sizes=tuple(sizes), scan=scan)
 
 

@@ -121,7 +121,7 @@ def _not_carried(line: str, has_carry: bool) -> str:
 def iterations_of(boundary: Boundary, length: int, line: str) -> tuple[int, ...]:
     """The number of iterations of each stage that ends in a scan.
 
-    Raises: ``ValueError`` when they are not those of the scan.
+    Raises: ``ValueError`` when ``length`` iterations cannot be divided as ``boundary`` says.
     """
     at = f"mark_stage_end at {line} is in a scan of {length} iterations"
     if boundary.num_stages is not None:

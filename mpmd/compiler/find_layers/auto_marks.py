@@ -40,7 +40,7 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         grads = jax.grad(mpmd.auto_marks(loss_fn, num_stages=4))(params, x, y)
 
     computes the numbers of ``jax.grad(loss_fn)``, in a pipeline of four stages. Differentiation,
-    ``jax.jit``, ``jax.vmap`` and ``jax.checkpoint`` may be on either side of it.
+    ``jax.jit``, ``jax.vmap`` and ``jax.checkpoint`` may be inside or outside of ``auto_marks``.
 
     ``mpmd.value_and_grad`` does this for the stages of its schedule. ``step.report()`` shows where they
     end.

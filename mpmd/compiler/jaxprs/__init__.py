@@ -2,7 +2,7 @@
 
 - Form: ``canonical.py`` and ``transposed_products.py`` write the form that all passes keep, ``equations.py``
   reads and makes equations, ``inline.py`` opens calls, ``traced.py`` has JAX write equations, ``scans.py``
-  reads scans and writes parts of them, ``control_flow.py`` and ``remat.py`` rewrite equations with bodies,
+  reads scans and writes their parts, ``control_flow.py`` and ``remat.py`` rewrite equations with bodies,
   and ``marks.py`` finds marks and loops.
 - Dimensions: ``rules.py`` lists the dimensions that the operands and results of each primitive have in common
   (start there for a new primitive); ``sharded_dimensions.py`` follows their shardings.

@@ -8,10 +8,10 @@
 - The bodies of microbatch loops and the branches of conditionals have variables of their own.
 - No product is made only to be transposed, where the product with its operands exchanged is the result.
 
-Bodies are those of ``scan``, ``while``, ``cond``, microbatch loops and rematerialised functions, at any
-depth. The jaxprs in other equations, such as a ``shard_map`` or a reduction with a function, stay as JAX made
-them: no pass reads them. A pass has JAX trace new equations by ``traced_eqns``, which returns canonical
-equations, too.
+Bodies belong to ``scan``, ``while``, ``cond``, microbatch loops and rematerialised functions, at any depth.
+The jaxprs in other equations, such as a ``shard_map`` or a reduction with a function, stay as JAX made them:
+no pass reads them. A pass has JAX trace new equations by ``traced_eqns``, which returns canonical equations,
+too.
 
 A new primitive that only calls a jaxpr is a row of ``_CALLS``; one with a body that passes read is a row of
 ``_BODIES``.

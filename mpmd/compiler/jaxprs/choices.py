@@ -9,7 +9,7 @@ policy keeps.
 A choice is an integer or boolean that an equation makes of floating-point values, and that is the result of
 ``top_k``, ``argmax`` or a sort, or that later equations read as an index, a sort key or a predicate. Values
 that follow from integers alone, such as the order of tokens by their experts, are exact, and computed again.
-So are masks of elementwise operations, such as those of ReLU and dropout.
+So are masks of elementwise operations, such as ReLU and dropout.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class _ChoiceOpening(Inliner):
 
 
 def _activations(jaxpr: Jaxpr) -> list[Atom]:
-    """The arrays that a function hands on; those that it takes, if it returns scalars, as a loss does."""
+    """The arrays that a function hands on; its arguments, if it returns scalars, as a loss does."""
     marked = [var for eqn, _ in marks_in(jaxpr) for var in eqn.outvars]
     handed_on = [atom for atom in (*jaxpr.outvars, *marked) if is_inexact(atom)]
     has_arrays = any(aval_of(atom).shape for atom in handed_on)
@@ -204,7 +204,7 @@ def _activations(jaxpr: Jaxpr) -> list[Atom]:
 
 
 def choice_bytes(jaxpr: Jaxpr, *names: str) -> int:
-    """The bytes of the choices with one of these names in a function, of all iterations of its scans."""
+    """The bytes of a function's choices that are named one of ``names``, in all iterations of its scans."""
     total = 0
     for eqn in jaxpr.eqns:
         total += nbytes(eqn.outvars[0]) if choice_name(eqn) in names else 0

@@ -1,4 +1,4 @@
-"""Marks in jaxprs, at any depth, and microbatch loops: which there are, and jaxprs with others."""
+"""Finds and removes marks in jaxprs, at any depth, and changes the bodies of microbatch loops."""
 
 from __future__ import annotations
 

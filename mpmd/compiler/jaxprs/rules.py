@@ -82,7 +82,7 @@ def likely_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
 
 
 def _in_place(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """Guesses that a result's dimensions are those with equal numbers and sizes in operands of the same rank.
+    """Guesses that a result and its operands of the same rank share dimensions of equal number and size.
 
     If there are as many results as operands, of the same shapes, each result belongs to one operand.
     """

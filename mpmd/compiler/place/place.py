@@ -10,7 +10,7 @@ nothing changes:
 1. An equation runs where its large operands are. When the operands are on different groups, it runs on the
    group with most of their elements (the first of equal groups), which is sent the rest.
 2. An equation that reads only arguments and scalars, such as a learning rate, a global norm or a zero, runs
-   wherever its result is read: each of these groups is sent the scalars and computes the rest itself. So does
+   wherever its result is read: each reading group is sent the scalars and computes the rest itself. So does
    an equation that repeats a smaller array, such as the norms of rows.
 3. State stays where it is: a result that a next step takes as an argument is on the groups that read the
    argument. State that is read only outside of loops, such as an optimizer's, is on the group that updates
@@ -21,7 +21,7 @@ A gathered copy of a value is made by each group whose tasks read it: the value 
 In a function without a loop, arguments that groups hold take the part of the values that a loop reads and
 computes. They stay, and equations that read large ones run on their groups (rule 1). Results stay on the
 groups that hold their inputs, in place of rule 3, unless the caller asks for other groups. A result of
-several groups is computed on one of them and sent, so that all have the same bits; so is any other array.
+several groups is computed on one group and sent, so that all have the same bits; so is any other array.
 Values that round nothing, such as zeros, integers and keys, are computed by each group.
 """
 

@@ -26,7 +26,7 @@ def place_stages(
     """Returns the group of each stage of all loops; empty without a loop.
 
     The first schedule's groups are the mesh's, in their order. A later loop's are the same, unless its stages
-    find more bytes of the values that they read on their groups if all of them move on by some number of
+    find more bytes of the values that they read on their groups if all stages move on by some number of
     groups. So a discriminator that is trained alone, and then behind a generator, stays on its groups. Where
     submeshes differ, the user has chosen what runs on which.
 

@@ -118,7 +118,8 @@ def _live_eqns(
     """Returns the rewritten equations of a task that accumulators and other tasks need.
 
     Args:
-      accumulators: pairs of the whole accumulator, and of that or the one of partial sums in its place.
+      accumulators: pairs of a whole accumulator, and the accumulator of partial sums in its place, or the
+        whole accumulator again.
     """
     if not rewritten.partial:
         return member.eqns
@@ -135,7 +136,7 @@ def _around_loop(
     """Yields the outer equations, with zeros for new accumulators and with sums before their readers.
 
     Args:
-      before: by whole initial values, the equations that make partial sums of them.
+      before: by whole initial values, the equations that make their partial sums.
       after: by whole results, the equations that add partial sums up to them.
     """
     waiting = dict(after)

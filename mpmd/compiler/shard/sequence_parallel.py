@@ -205,7 +205,7 @@ def _with_addends(eqns: Sequence[JaxprEqn], known: Known) -> Known:
 
 
 def _completed(dimensions: ShardedDimensions, others: ShardedDimensions) -> ShardedDimensions:
-    """Adds to each dimension the axes in ``others`` that shard no dimension of the value yet."""
+    """Adds to each dimension the axes of another sharding that shard no dimension of the value yet."""
     known = axes_in(dimensions)
     return tuple(
         axes or tuple(axis for axis in other if axis not in known)

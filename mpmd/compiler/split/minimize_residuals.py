@@ -2,7 +2,7 @@
 
 Differentiation keeps every value that a backward reads. For one activation function these are its input, the
 square of that, its ``tanh``, one plus and one minus the ``tanh``, although simple arithmetic derives all but
-two of these values from two. Under ``jax.jit`` of the whole step this costs nothing, because XLA computes
+two values from two. Under ``jax.jit`` of the whole step this costs nothing, because XLA computes
 cheap values where they are read. Between executables, each is memory that a pipeline holds for several
 microbatches.
 

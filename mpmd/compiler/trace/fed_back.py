@@ -106,10 +106,10 @@ _TAKEN = frozenset({"dynamic_slice", "gather"})
 
 
 def _find_batches(step: Jaxpr, eqns: Sequence[JaxprEqn]) -> set[Var]:
-    """The arguments of a step of which all that it reads are the microbatches.
+    """The arguments of a step that it reads by microbatches alone.
 
     Args:
-      eqns: those of the step's equations that its results need.
+      eqns: the step's equations that its results need.
     """
     read_otherwise = set(variables(step.outvars))
     taken: set[Var] = set()

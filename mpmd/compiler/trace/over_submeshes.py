@@ -7,8 +7,8 @@ shardings in the types of variables are kept as specs, and ``reshard`` and ``out
 constraints.
 
 The meshes that ``shard_map``s and shardings name become abstract. A mesh of as many devices as a group has
-becomes the group's devices, in their order. A sharding over any other mesh, such as that of all groups, is
-taken over the submesh if that has all the axes it names. So is one over a group's mesh that lacks axes of
+becomes the group's devices, in their order. A sharding over any other mesh, such as the mesh of all groups,
+is taken over the submesh if that has all the axes it names. So is one over a group's mesh that lacks axes of
 size one.
 """
 

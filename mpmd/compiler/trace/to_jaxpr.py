@@ -1,4 +1,4 @@
-"""Has JAX trace a step, and brings what it wrote into canonical form."""
+"""Has JAX trace a step, and brings its jaxpr into canonical form."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ from mpmd.language.reduce import treduce_p
 def trace(request: CompileRequest) -> TracedStep:
     """Traces a step under the first group's submesh, with the state as the step returns it.
 
-    Arrays made of Python numbers, such as ``jnp.full(3, 0.1)``, have a weak type at first and, once updated,
-    no longer. The difference only matters where dtypes mix, and to weak types of results; where it does, the
-    step is traced as it was called, and the second call compiles again, as under ``jax.jit``. Whether it does
-    is seen by a second trace, since ``jnp.zeros_like`` and ``jnp.result_type`` hand on the weak type of an
-    array that no equation reads.
+    Arrays that start as Python numbers, such as ``jnp.full(3, 0.1)``, have a weak type at first and, once
+    updated, no longer. The difference only matters where dtypes mix, and to weak types of results; where it
+    does, the step is traced as it was called, and the second call compiles again, as under ``jax.jit``.
+    Whether it does is seen by a second trace, since ``jnp.zeros_like`` and ``jnp.result_type`` hand on the
+    weak type of an array that no equation reads.
 
     Raises: ``CompileError`` for loops that cannot be pipelined.
     """

@@ -22,7 +22,7 @@ def unequal_layers(error: ValueError, args: tuple, kwargs: dict[str, Any]) -> Co
     """The error for arrays of other numbers of layers than their scan has; ``None`` for another error.
 
     Args:
-      error: what JAX has raised while it traced a step of these arguments.
+      error: the error that JAX has raised while it traced a step of ``args`` and ``kwargs``.
     """
     match = _JAX_SAYS.match(str(error))
     if match is None:

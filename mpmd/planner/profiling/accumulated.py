@@ -12,7 +12,7 @@ from mpmd.compiler.shard.linear import linear_positions
 
 
 class Accumulated:
-    """The values of a task that are read only to add them, or linear functions of them, to accumulators.
+    """The values of a task that are read only to add linear functions of their elements to accumulators.
 
     Args:
       passed: the values that loops pass into and out of their bodies.

@@ -31,7 +31,7 @@ class Recomputed(NamedTuple):
     Attributes:
       nbytes: bytes of the values that the layer keeps.
       kept: the values that the layer keeps; values inside of scans are kept for each iteration.
-      positions: of the recomputed operations among those of the layer's forward, in order.
+      positions: of the recomputed operations, as indices into the layer's forward, in order.
     """
 
     nbytes: float

@@ -267,7 +267,7 @@ class _ArrangementParts:
 
 
 class _Layers(NamedTuple):
-    """Costs of all layers of a step on a group; or arrays of these, by part and arrangement.
+    """Costs of all layers of a step on a group; or arrays of costs, by part and arrangement.
 
     Attributes:
       seconds: seconds of forward and backward of a microbatch.

@@ -208,7 +208,7 @@ def _slowest(seconds: Sequence[Array]) -> Iterator[float]:
     """Yields the least time of the slowest stage, of cuts into one stage, two stages, and so on.
 
     Args:
-      seconds: of ranges of layers as the last stage, as the one before it, and so on.
+      seconds: of ranges of layers as the last stage, as the last but one, and so on.
     """
     best = np.full(len(seconds[0]), math.inf)
     best[-1] = 0.0
