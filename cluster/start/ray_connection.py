@@ -30,7 +30,8 @@ def connect_to_ray(address: str | None) -> Callable[[], None]:
     else:
         with without_messages_to_user():
             # By default workers run at niceness 15: the driver, or any other program, comes before them.
-            ray.init(address="local", include_dashboard=False, _system_config={"worker_niceness": 0})
+            niceness = int(os.environ.get("RAY_worker_niceness", "0"))  # noqa: SIM112
+            ray.init(address="local", include_dashboard=False, _system_config={"worker_niceness": niceness})
         cpus = ray.cluster_resources().get("CPU", 0)
         print(
             f"mpmd.launch: not connected to a Ray cluster; started Ray on this machine, {cpus:g} CPUs",

@@ -10,7 +10,6 @@ from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import assert_close
 
 STEP = make_step(mse, mpmd.Std1F1B(2))
-SECONDS = 60
 
 
 def test_steps_that_are_queued_ahead_match_plain_jax(two_groups):

@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -70,14 +69,6 @@ def test_both_ends_are_connected(listener, accepted):
         assert read(other, 5) == b"first"
         write(other, b"second")
         assert read(connection, 6) == b"second"
-
-
-STRANGERS = {
-    "zeros": b"\0" * 5 + b"\0" * 95,
-    "a length of 2**40": struct.pack("!iQ", -1, 2**40) + b"x" * 100,
-    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: " + b"x" * 64 + b"\r\n\r\n",
-    "ends at once": b"",
-}
 
 
 def test_an_eavesdropper_cannot_use_what_it_has_heard(listener, accepted):

@@ -21,7 +21,6 @@ from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
 
 SECONDS = 20
-CREDENTIALS = make_credentials()
 HOST = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 

@@ -4,7 +4,6 @@ That these compute in plain JAX what ``jax.value_and_grad`` does of the whole ba
 """
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
@@ -13,9 +12,8 @@ from tests.support.explicit import draws
 from tests.support.models import CLIPPED_ADAM, WIDTH, init, layer, mse, weights
 from tests.support.programs.table import Case, program
 
-ROWS, VOCABULARY, LENGTH = 16, 8, 6
+ROWS = 16
 X, Y = draws(ROWS, WIDTH, seed=1), draws(ROWS, WIDTH, seed=2)
-TOKENS = np.random.default_rng(5).integers(0, VOCABULARY, (ROWS, LENGTH), np.int32)
 
 
 def train(loss, params, data=(X, Y), optimizer=CLIPPED_ADAM, stages=2, case=None, **options):

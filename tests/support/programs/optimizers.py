@@ -9,7 +9,6 @@ from tests.support.programs.table import Case, descend, program, train, trains
 
 EPS = 1e-3  # so that gradients near zero do not make Adam's first steps arbitrary
 ADAM = optax.adam(1e-2, eps=EPS)
-ADAMW = optax.adamw(1e-2, eps=EPS)
 
 
 def by_path(params):

@@ -16,19 +16,6 @@ def decoder():
     return params | {"blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["blocks"])}
 
 
-def decoder_loss(wrap=lambda body: body):
-    def loss(params, tokens, targets):
-        mask = causal()
-
-        def body(h, p):
-            return mpmd.mark_stage_end(block(p, h, mask), num_stages=3), None
-
-        h, _ = lax.scan(wrap(body), params["table"][tokens], params["blocks"])
-        return word_loss(params, h, targets)
-
-    return loss
-
-
 @program()
 def layers_of_two_kinds_in_a_switch():
     """Attention of all tokens and of near ones, by a number for each layer."""

@@ -9,7 +9,6 @@ from mpmd.ir.plan import Run
 from tests.support.models import BATCH, MICROBATCHES, WIDTH, keys, layer, weights
 from tests.support.programs.table import program, train
 
-ADAMW = optax.adamw(1e-2, eps=1e-3)
 VOCABULARY = 5
 
 

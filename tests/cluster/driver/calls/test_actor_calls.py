@@ -13,6 +13,9 @@ from cluster.driver.calls.actor_calls import ActorCalls
 from cluster.driver.calls.joined import failed
 from cluster.driver.calls.liveness import TimeLimits
 from cluster.protocol.process_info import ProcessInfo
+from cluster.tcp import sockets
+from cluster.tcp.credentials import make_credentials
+from cluster.tcp.rpc import Server
 from cluster.transports.inbox import PeerLostError
 from mpmd.errors import GroupDiedError
 from mpmd.runtime.requests import Fetch, StepRequest
@@ -30,10 +33,14 @@ def deaths():
 
 
 @pytest.fixture
-def calls(monkeypatch, deaths):
+def infos(monkeypatch):
     monkeypatch.setattr(actor_calls, "RaySession", MagicMock)
     monkeypatch.setattr(ray, "get_runtime_context", MagicMock())
-    infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
+    return [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
+
+
+@pytest.fixture
+def calls(infos, deaths):
     actors = [MagicMock(), MagicMock()]
     calls = ActorCalls(
         actors,
@@ -99,3 +106,18 @@ def test_an_interrupt_waits_until_a_request_is_written_whole(calls):
     with pytest.raises(KeyboardInterrupt):
         calls.ask(0, Fetch(7))
     assert len(written) == 1
+
+
+def test_who_gets_a_reply_may_close_the_mesh(infos):
+    """In the thread that has received the reply, for whose end the end of the mesh waits."""
+    credentials, may_answer = make_credentials(), threading.Event()
+    server = Server("group 0", "127.0.0.1", credentials)
+    threading.Thread(target=server.serve, args=(lambda _: may_answer.wait(),), daemon=True).start()
+    connection = sockets.connect(server.address, credentials, SOON)
+    calls = ActorCalls([MagicMock()], endpoints([1]), MagicMock(), [connection], infos[:1], TimeLimits())
+    closed: Future = Future()
+    calls.ask(0, Fetch(7)).add_done_callback(lambda _: closed.set_result(calls.close()))
+    may_answer.set()
+    closed.result(SOON)
+    calls._thread.join(SOON)
+    assert not calls._thread.is_alive()
