@@ -119,6 +119,15 @@ def replace_calls(
     return bind_to_equation
 
 
+def live_by_default(is_used: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None, bool]:
+    """The live operands and the rest of an equation by JAX's default rule, and whether it uses a ``Ref``."""
+    from jax._src.effects import JaxprInputEffect
+    from jax._src.interpreters import partial_eval
+
+    uses_ref = any(isinstance(effect, JaxprInputEffect) for effect in eqn.effects)
+    return *partial_eval._default_dce_rule(is_used, eqn), uses_ref
+
+
 def expanded(eqn: JaxprEqn) -> ClosedJaxpr:
     """The function that a ``call_hi_primitive`` calls.
 

@@ -12,6 +12,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.extend.core.primitives import while_p
 from jax.interpreters import partial_eval
 
+from mpmd.compat import live_by_default
 from mpmd.compiler.jaxprs.equations import Atom, as_called, free_variables, is_among, make_jaxpr, makers_of
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.traced import named, traced_eqns
@@ -71,10 +72,13 @@ def live_eqns(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> tuple[JaxprE
 def _live_while(is_used: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None]:
     """The operands that a ``while`` needs for the used results, and the loop without what these do not need.
 
-    JAX has a rule for it since 0.12; before, each result needs all that the loop carries.
+    JAX has a rule for it since 0.12; before, each result needs all that the loop carries. JAX applies this
+    rule to all functions of the process, some of which read or write a ``Ref`` in a loop: such loops stay
+    whole, since their effects name operands.
     """
-    if not any(is_used) and not eqn.effects:
-        return [False] * len(eqn.invars), None
+    is_operand, whole, uses_ref = live_by_default(is_used, eqn)
+    if whole is None or uses_ref:
+        return is_operand, whole
     params, num_conds, num_consts = eqn.params, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     is_read = partial_eval.dce_jaxpr(condition.jaxpr, True)[1][num_conds:]
@@ -95,7 +99,13 @@ def _live_while(is_used: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEq
         "body_nconsts": sum(is_read[:num_consts]),
     }
     invars, outvars = itertools.compress(eqn.invars, is_operand), itertools.compress(eqn.outvars, is_carried)
-    return is_operand, eqn.replace(invars=[*invars], outvars=[*outvars], params={**params, **live_params})
+    live_eqn = eqn.replace(
+        invars=[*invars],
+        outvars=[*outvars],
+        params={**params, **live_params},
+        effects=live.effects | live_condition.effects,
+    )
+    return is_operand, live_eqn
 
 
 partial_eval.dce_rules.setdefault(while_p, _live_while)

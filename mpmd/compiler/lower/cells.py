@@ -118,7 +118,8 @@ class CellLowering:
         origins = {new: (var, m) for m, names in fused.names.items() for var, new in names.items()}
         # When tasks update one accumulator several times, only its first and last state leave the cell.
         updates = {a.state: (a, offset) for work, offset in works for a in self._accumulators[work]}
-        free = {var: origins.get(var, (var, 0)) for var in free_variables(fused.eqns)}
+        first = works[0][1]  # not 0 if the first task of the cell has no equations
+        free = {var: origins.get(var, (var, first)) for var in free_variables(fused.eqns)}
         read = {loop_var: var for var, (loop_var, _) in free.items()}
         # Accumulators come first on both sides, so that each is updated in its own buffer.
         reads = list(dict.fromkeys([*(read[state] for state in updates if state in read), *free]))

@@ -50,7 +50,7 @@ def check_loop(jaxpr: Jaxpr) -> None:
         if eqn.primitive is not treduce_p:
             faults.extend(_faults_outside(eqn, eqn))
             continue
-        faults.extend(_misplaced_marks(eqn.params["body"]))
+        faults.extend(_misplaced_marks(eqn.params["body"], None))
     if faults:
         raise CompileError(list(dict.fromkeys(faults)))
 
@@ -76,8 +76,11 @@ def _faults_outside(eqn: JaxprEqn, outer: JaxprEqn) -> Iterator[str]:
                 yield from _faults_outside(member, outer)
 
 
-def _misplaced_marks(jaxpr: Jaxpr) -> Iterator[str]:
-    """The faults of the marks in a loop's body; scans with marks are cut by the time that it is traced."""
+def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
+    """The faults of the marks in a loop's body, or in the body of a scan in it.
+
+    Scans that the loop calls are cut already, but not scans of a derivative that the step takes before it.
+    """
     for eqn in jaxpr.eqns:
         mark = mark_of(eqn)
         if mark is not None and not mark.forward and not mark.linear:
@@ -86,7 +89,7 @@ def _misplaced_marks(jaxpr: Jaxpr) -> Iterator[str]:
                 "no stage can end there: write jax.vjp(f, x)[1](cotangents) in place of "
                 "jax.linear_transpose(f, x)(cotangents)"
             )
-        elif mark is not None and mark.boundary.is_of_scan:
+        elif mark is not None and mark.boundary.is_of_scan and scan is None:
             yield (
                 f"mark_stage_end at {where(eqn)} says after which iterations stages end, but it is not in "
                 "the body of a lax.scan: leave out every and num_stages, or scan over the layers"
@@ -94,8 +97,16 @@ def _misplaced_marks(jaxpr: Jaxpr) -> Iterator[str]:
         if mark is not None or not any_inside(eqn, mark_p):
             continue
         if is_remat(eqn):
-            yield from _misplaced_marks(eqn.params["jaxpr"])
+            yield from _misplaced_marks(eqn.params["jaxpr"], scan)
         elif eqn.primitive.name != "scan" or is_in_scope(eqn, SCOPE):
             name = "treduce" if is_in_scope(eqn, SCOPE) else eqn.primitive.name
             described = _WHERE_A_MARK_CANNOT_BE.get(name, f"{name}; put the mark outside it")
             yield f"{first_mark(eqn)} is inside {described}"
+        elif scan is None:
+            yield from _misplaced_marks(eqn.params["jaxpr"].jaxpr, eqn)
+        else:
+            yield (
+                f"{first_mark(eqn)} is inside a scan within a scan: put it in the body "
+                "of the outer one, behind the inner one, or write the outer one as a Python loop, if it "
+                "calls a network of several stages again and again"
+            )

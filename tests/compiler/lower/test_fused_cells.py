@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import mpmd
 from mpmd.ir.plan import FusedTask, Task
-from tests.support.models import batch, init, make_step, mse, weights
-from tests.support.parity import assert_parity, mesh_of
+from tests.support.models import batch, init, layer, make_step, mse, weights
+from tests.support.parity import assert_close, assert_parity, mesh_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,3 +33,34 @@ class Together(mpmd.Schedule):
 def test_every_microbatch_of_a_cell_is_accumulated(parts):
     step = make_step(mse, Together(2, 2, parts))
     assert_parity(step, init(weights(2)), *batch(4), mesh=mesh_of(2))
+
+
+@dataclasses.dataclass(frozen=True)
+class LateBackwards(mpmd.Schedule):
+    """Runs backwards of the last stage together with the forward of the next microbatch."""
+
+    def tasks(self, num_microbatches):
+        first = [Task(kind, 0, i) for kind in ("fwd", "bwd") for i in range(num_microbatches)]
+        forwards = [Task("fwd", 1, i) for i in range(num_microbatches)]
+        backwards = [Task("bwd", 1, i) for i in range(num_microbatches)]
+        pairs = zip(forwards[1:], backwards, strict=False)
+        return [first, [forwards[0], *map(FusedTask, pairs), backwards[-1]]]
+
+
+def test_a_cell_may_begin_with_a_forward_that_computes_nothing():
+    """Nobody reads the loss, and the backward needs nothing of the forward of the last stage."""
+
+    def step(params, xs, ys):
+        def loss(params, x, y):
+            h = mpmd.mark_stage_end(layer(params[0], x))
+            return jnp.sum(h * params[1]["w"][0] * y)
+
+        return mpmd.treduce(
+            lambda mb: jax.grad(loss)(params, *mb),
+            (xs, ys),
+            schedule=LateBackwards(2, 2),
+            operation=mpmd.Add,
+        )
+
+    arguments = weights(2), *batch(4)
+    assert_close(mpmd.jit(step, mpmd_mesh=mesh_of(2))(*arguments), jax.jit(step)(*arguments))
