@@ -288,7 +288,7 @@ def _scaled(row: Row, factor: float) -> Row:
 
 
 def _preferred(planned: Iterable[_Planned]) -> list[_Planned]:
-    """The candidates that can run: first those that may be the fastest, by ``simplicity.in_order``.
+    """The candidates that can run: first those that may be the fastest, by ``reasons.in_order``.
 
     If any candidate was measured, only measured candidates may be the fastest.
     """
@@ -328,8 +328,8 @@ def _ranking(planned: Sequence[_Planned], waiting: Sequence[Row], cluster: AnyCl
         )
     if unplanned:
         notes.append(
-            f"{len(planned)} candidates were planned and simulated, as simulate= and seconds= allow; of "
-            f"{len(unplanned)} more, formulas say the costs"
+            f"{len(planned)} candidates were planned and simulated; of {len(unplanned)} more, formulas say "
+            "the costs: a larger simulate= plans more"
         )
     assert best.realized is not None, "the best candidate can run"
     return Ranking(relabelled(ranked), best.realized, tuple(notes))
