@@ -88,9 +88,9 @@ MAY_IMPORT = {
     "mpmd.planner.choice_table": "mpmd.language mpmd.planner.candidate mpmd.planner.layer_profile "
     "mpmd.planner.submesh mpmd.util",
     "mpmd.planner.choice": "mpmd.compat mpmd.language mpmd.meshes mpmd.planner.candidate "
-    "mpmd.planner.choice_table mpmd.planner.cluster_file mpmd.planner.hardware "
-    "mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.search mpmd.planner.trials mpmd.simulate "
-    "mpmd.step mpmd.util mpmd.validation",
+    "mpmd.planner.choice_table mpmd.planner.cluster_file mpmd.planner.expected_errors "
+    "mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.search "
+    "mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.compat mpmd.planner.candidate mpmd.planner.choice "
     "mpmd.planner.constraints mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.util "

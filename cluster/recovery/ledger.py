@@ -26,6 +26,7 @@ from cluster.recovery.policy import Recovery
 from cluster.recovery.releases import Releases
 from mpmd.errors import GroupDiedError, RecoveryError, StateLostError
 from mpmd.runtime.argument_cache import ArgumentCache
+from mpmd.runtime.interrupts import DeferredInterrupt
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import ReleaseQueue
 from mpmd.runtime.requests import (
@@ -109,7 +110,7 @@ class Ledger:
         self._takes_digests = policy.verify_every is not None
         self._futures: dict[tuple[Asked, int], Future] = {}
         self._writes: dict[Handle, _Writing] = {}  # that are not answered, by their copies
-        self._unanswered: set[tuple[Asked, int]] = set()  # since before the groups were to be quiet
+        self._unanswered: set[tuple[Asked, int]] = set()  # that groups were asked in this attempt
         # By group, the first handle of the values that it may have, and why earlier ones are lost.
         self._lost_before: dict[int, tuple[Handle, RuntimeError]] = {}
 
@@ -132,7 +133,6 @@ class Ledger:
     def quiesce(self) -> None:
         """From now on requests wait, until groups have answered all requests before."""
         self.state = State.QUIESCING
-        self._unanswered = {(request, i) for request in self.journal.unasked for i in request.waiting}
 
     def resume(self) -> None:
         """Groups run again, and are asked for the requests that have waited."""
@@ -223,10 +223,11 @@ class Ledger:
         for mpmd_idx, each in released.items():
             self.groups.release(mpmd_idx, each)
         answers: dict[int, Future] = {}
-        for mpmd_idx, reply in self.groups.ask(requests).items():
-            answer = answers[mpmd_idx] = _awaited_future()
-            self.unlogged.add(answer)
-            reply.add_done_callback(functools.partial(self._end_unlogged, requests[mpmd_idx], answer))
+        with DeferredInterrupt():  # an answer that never ends would keep groups from being replaced
+            for mpmd_idx, reply in self.groups.ask(requests).items():
+                answer = answers[mpmd_idx] = _awaited_future()
+                self.unlogged.add(answer)
+                reply.add_done_callback(functools.partial(self._end_unlogged, requests[mpmd_idx], answer))
         return answers
 
     def _end_unlogged(self, request: Request, answer: Future, reply: Future) -> None:
@@ -256,6 +257,7 @@ class Ledger:
         if not self.is_running:
             return
         attempt = self.journal.attempt
+        self._unanswered.update((request, mpmd_idx) for mpmd_idx in request.requests)
         for mpmd_idx, reply in self._replies(request).items():
             reply.add_done_callback(functools.partial(self._note_reply, attempt, request, mpmd_idx))
 

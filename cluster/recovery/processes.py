@@ -147,7 +147,7 @@ class Processes:
     def _is_well(self, ping: ray.ObjectRef) -> bool:
         try:
             return not self._limits.exclude(ray.get(ping, timeout=0))
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+        except ray.exceptions.RayError:  # also if the memory of its node ran out, which is no RayActorError
             return False
 
     # Replacing, in the order of the steps.

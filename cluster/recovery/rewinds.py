@@ -1,9 +1,8 @@
 """The rewinds that are asked for, and their ends: groups go back with nobody dead, and repeat their steps.
 
 They do so every ``Recovery.verify_every`` steps to notice wrong bits, and when the user searches for the
-first NaN. ``procedures.rewind`` has them do it. Afterwards groups have the values of the repeated run, which
-are the same bits unless wrong bits are reported. The driver compares the answers of the repeated run, and
-gives them to nobody.
+first NaN. Afterwards groups have the values of the repeated run, which are the same bits unless wrong bits
+are reported. The driver compares the answers of the repeated run, and gives them to nobody.
 """
 
 from __future__ import annotations

@@ -92,11 +92,18 @@ class Snapshots:
     def _await_death(self, attempt: int) -> None:
         """Waits until the driver has heard of a death, if there is one that explains a failed snapshot."""
         ledger = self._ledger
-        if self._processes.find_dead() - ledger.left_out.dead.keys():
+
+        def has_ended() -> bool:
+            return ledger.error is not None or attempt != self._journal.attempt
+
+        try:
+            dead = set() if has_ended() else self._processes.find_dead() - ledger.left_out.dead.keys()
+        except Exception:  # Ray cannot say
+            return
+        if dead:
+            ledger.groups.ask_health()  # else nobody pings a silent process while no reply is awaited
             with ledger.changed:
-                ledger.changed.wait_for(
-                    lambda: ledger.error or attempt != self._journal.attempt, _DEATH_SECONDS
-                )
+                ledger.changed.wait_for(has_ended, _DEATH_SECONDS)
 
     def _give_up(self, snapshot: LoggedSnapshot, error: BaseException) -> None:
         """Goes on without a snapshot if the log may still grow."""

@@ -47,7 +47,7 @@ class Process:
         self._ping = None
         try:
             doing = ray.get(ping)
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayError as error:  # as in ``Processes.find_dead``
             return f"has died: {error}"
         is_recent = now - since <= liveness.PING_SECONDS  # the wait that has pinged may have ended long ago
         return f"is stuck: it is {doing}" if is_recent and limits.exclude(doing) else None

@@ -63,15 +63,18 @@ class Writer:
 
     def _run(self) -> None:
         while (records := self._queue.get()) is not None:
-            try:
-                for record in records:
-                    while record and self.error is None:
-                        self._connection.write_some(record, wait=True)
-            except Exception as error:
-                self._fail(error)
-            del records, record  # an idle thread must not keep the last message's arrays
+            self._write(records)
+            del records  # an idle thread must not keep the last message's arrays
             with self._lock:
                 self._is_idle = self._queue.empty()
+
+    def _write(self, records: Iterator[list[memoryview]]) -> None:
+        try:
+            for record in records:
+                while record and self.error is None:
+                    self._connection.write_some(record, wait=True)
+        except Exception as error:
+            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """Ends the connection, whatever the error is: a part of the pieces may have been written."""

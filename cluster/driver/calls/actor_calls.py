@@ -36,6 +36,7 @@ from cluster.tcp.rpc import Client
 from cluster.transports.inbox import PeerLostError
 from mpmd.errors import MESH_CLOSED, GroupDiedError, StepAborted
 from mpmd.runtime.activity import Doing
+from mpmd.runtime.interrupts import DeferredInterrupt
 from mpmd.runtime.requests import Request, StepRequest
 
 _POLL_SECONDS = 1.0
@@ -168,11 +169,15 @@ class ActorCalls:
         """Encodes a request. Returns the function that sends it, which takes no time."""
         number, beside = pending.process.number, request.beside_steps
         if beside is None and not self.by_ray:
-            return functools.partial(self._clients[number].send, encode(pending.number, request))
+            return functools.partial(self._send, number, encode(pending.number, request))
         answer: ActorMethod = self.actors[number].answer
         if beside is not None:
             answer = answer.options(concurrency_group=beside)
         return functools.partial(self._send_by_ray, pending, answer, (request,))
+
+    def _send(self, number: int, request: Frame) -> None:
+        with DeferredInterrupt():  # half a request would end the connection, and with it the group
+            self._clients[number].send(request)
 
     def _send_by_ray(self, pending: PendingCall, method: ActorMethod, arguments: tuple) -> None:
         if not self._session.is_connected:  # the call would start Ray anew

@@ -52,10 +52,6 @@ def translate(error: BaseException, process: Endpoint) -> BaseException:
     return error
 
 
-def is_death(error: BaseException) -> bool:
-    return isinstance(error, (GroupDiedError, *_DEATHS))
-
-
 def raised_by(error: BaseException) -> BaseException:
     """The error that an actor has raised, without the remote traceback; another error as it is."""
     return error.cause if isinstance(error, exceptions.RayTaskError) else error

@@ -1,8 +1,9 @@
 """Groups that recovery leaves out: their requests, the steps that are refused, and the arguments of users."""
 
+import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,6 +58,24 @@ def test_groups_that_are_left_out_are_asked_once_and_before_others_are_replaced(
     assert [set(futures) for _, futures in driven.attempts[1].steps] == [{0, 1}]
     driven.attempts[1].reply(0)
     assert trained[1].result(SOON).inline[7] == 1
+
+
+class Interrupting(Future):
+    """An answer. The user interrupts the program just before its end is to be noted."""
+
+    def add_done_callback(self, function):
+        signal.raise_signal(signal.SIGINT)
+        super().add_done_callback(function)
+
+
+def test_a_request_that_was_interrupted_does_not_keep_groups_from_being_replaced():
+    driven = runtime_with_a_group_left_out()
+    answer = Interrupting()
+    driven.attempts[0].ask_step = lambda requests: {2: answer}
+    with pytest.raises(KeyboardInterrupt):
+        driven.step(groups=(2,))
+    answer.set_result(StepReply({}))
+    assert driven._ledger.unlogged == set()
 
 
 def test_a_request_waits_while_others_are_replaced():

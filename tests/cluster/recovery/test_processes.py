@@ -1,8 +1,10 @@
 """The processes of a mesh that recovers, with actors that only pretend."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import ray
 
 from cluster.driver.calls.liveness import TimeLimits
 from cluster.protocol.process_info import ProcessInfo, ProcessPlacement
@@ -12,6 +14,7 @@ from cluster.recovery.report import DRAINED, GROWN, REPLACED
 from cluster.start.connect import Connected, StartingActors
 from cluster.start.resources import Reservation, SharedDevices
 from mpmd.errors import GroupDiedError
+from mpmd.runtime.activity import ActivityKind, Doing
 from tests.support.processes import endpoints
 
 INFOS = [ProcessInfo(i, 0, "host", f"node {i}", 100 + i, (), ()) for i in range(3)]
@@ -85,6 +88,20 @@ def test_a_process_that_is_lost_is_the_death_of_its_group(processes):
     with pytest.raises(GroupDiedError, match="group 1 has not answered for 61 s") as caught:
         processes.check_alive(range(3))
     assert caught.value.mpmd_idx == 1
+
+
+def test_a_process_that_ray_has_killed_for_lack_of_memory_is_dead(processes, monkeypatch):
+    def get(ping, timeout):
+        if ping == 1:
+            raise ray.exceptions.OutOfMemoryError("memory on the node was low")
+        return Doing("idle", None, ActivityKind.OTHER, 0.0)
+
+    for number, process in enumerate(processes._processes):
+        process.actor = SimpleNamespace(health=SimpleNamespace(remote=lambda number=number: number))
+    monkeypatch.setattr(
+        processes_module, "ray", SimpleNamespace(wait=Mock(), get=get, exceptions=ray.exceptions)
+    )
+    assert processes.find_dead() == {1}
 
 
 def test_nothing_goes_on_when_the_mesh_was_closed(processes):

@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -28,6 +29,7 @@ from mpmd.runtime.survey import measured_peaks
 from tests.support.pretended_groups import (
     SOON,
     TOGETHER,
+    Calls,
     Driven,
     Processes,
     WithoutSnapshots,
@@ -53,6 +55,16 @@ def test_steps_are_asked_again_and_futures_end_as_if_nothing_had_happened():
     driven.attempts[1].reply(0)
     driven.attempts[1].reply(1, 2.0)
     assert [future.result(SOON).inline[7] for future in second.values()] == [2.0, 2.0]
+
+
+def test_requests_that_cannot_be_sent_again_end_by_their_errors(monkeypatch):
+    driven = runtime()
+    futures = [*driven.step(inputs=(5,), donated=(5,)).values(), *driven.step().values()]
+    monkeypatch.setattr(Calls, "ask_step", Mock(side_effect=RuntimeError("Ray was shut down")))
+    driven.die(1)
+    for future in futures:
+        with pytest.raises(RuntimeError, match="Ray was shut down"):
+            future.result(SOON)
 
 
 def test_an_error_that_no_death_explains_is_given():

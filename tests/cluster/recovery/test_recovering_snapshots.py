@@ -1,6 +1,7 @@
 """Snapshots of the runtime that recovers, with groups and processes that only pretend."""
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -78,6 +79,31 @@ def test_a_snapshot_that_fails_because_of_a_death_says_nothing(monkeypatch, caps
     driven.die(1)
     await_that(lambda: not driven._supervisor.snapshots.is_travelling)
     assert "could not be copied" not in capsys.readouterr().err and driven.error is None
+
+
+def test_a_process_that_is_silent_when_a_snapshot_fails_is_pinged(monkeypatch):
+    driven = runtime(Recovery(every=2))
+    monkeypatch.setattr(driven._processes, "find_dead", lambda: {1})
+    answered_steps(driven, 1)
+    for future in snapshot_futures(driven):
+        future.set_exception(MemoryError("no room"))
+    await_that(lambda: [number for number, method, *_ in driven.attempts[0].made if method == "health"])
+    assert driven._supervisor.snapshots.is_travelling, "its death may still explain the failure"
+    driven.die(1)
+    await_that(lambda: not driven._supervisor.snapshots.is_travelling)
+
+
+def test_a_snapshot_that_fails_while_ray_cannot_say_who_is_alive_is_given_up(monkeypatch, capsys):
+    driven = runtime(Recovery(every=2))
+    monkeypatch.setattr(driven._processes, "find_dead", Mock(side_effect=RuntimeError("Ray cannot say")))
+    answered_steps(driven, 1)
+    fail_snapshot(driven, MemoryError("no room"))
+    assert driven.error is None
+    assert "could not be copied" in capsys.readouterr().err
+
+
+def snapshot_futures(driven):
+    return [future for _, method, _, future in driven.attempts[-1].made if method == "Snapshot"]
 
 
 def test_what_a_failed_snapshot_was_to_release_is_released_with_the_next_step():

@@ -1,5 +1,6 @@
 """Consequences of the replies of actors that only pretend."""
 
+import signal
 import threading
 from concurrent.futures import Future
 from unittest.mock import MagicMock
@@ -85,3 +86,16 @@ def test_what_is_detached_fails_for_the_reason_given_and_lets_actors_live(calls)
     with pytest.raises(GroupDiedError, match="group 1 died"):
         calls.ask(0, Fetch(7))
     calls._session.kill.assert_not_called()
+
+
+def test_an_interrupt_waits_until_a_request_is_written_whole(calls):
+    written = []
+
+    def send(request):
+        signal.raise_signal(signal.SIGINT)
+        written.append(request)
+
+    calls._clients = [MagicMock(send=send), MagicMock()]
+    with pytest.raises(KeyboardInterrupt):
+        calls.ask(0, Fetch(7))
+    assert len(written) == 1
