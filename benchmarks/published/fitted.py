@@ -1,7 +1,7 @@
 """The clusters of published steps, and the steps to which the presets' rates of products are fitted.
 
-A preset's rate of products is the one with which the median of predicted over measured is 1 on the fitted
-third of its group.
+A preset's rate of products is the one with which the median of predicted over measured was 1 on the fitted
+third of its group; docs/planning/accuracy.md has the medians now.
 """
 
 from __future__ import annotations

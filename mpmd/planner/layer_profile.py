@@ -75,7 +75,8 @@ class Division:
         on every device.
       received: the divided share of the bytes of values from other layers alone.
       forward, backward: the all-reduces over the axis in each microbatch.
-      summed_gradients: bytes of gradients in ``backward``, which FSDP scatters instead.
+      summed_gradients: bytes of gradients in ``backward``, as many for any number of rows; FSDP scatters them
+        instead.
       reduced_per_step: bytes of gradients that are all-reduced over the axis once per step.
     """
 

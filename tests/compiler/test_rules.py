@@ -28,6 +28,9 @@ def test_what_has_a_rule_is_not_listed_as_without_one():
     assert not RULES.keys() & WITHOUT_RULE.keys()
 
 
+# Rows of the third dimension belong to groups; the batch of the first operand is its second dimension.
+ROWS_BY_GROUP = lax.RaggedDotDimensionNumbers((([3], [2]), ([1], [1])), [2], [0])
+
 SHARED = {
     "counted": (lambda: lax.broadcasted_iota(jnp.int32, (4, 6), 0), [], ({}, {0: 0})),
     "rows of a table": (lambda x: x.at[jnp.array([2, 0])].get(mode="clip"), [(4, 6)], ({0: 0}, {})),
@@ -41,6 +44,16 @@ SHARED = {
         lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME"),
         [(2, 3, 8, 8), (4, 3, 3, 3)],
         ({0: 1, 1: 1}, {}),
+    ),
+    "rows with groups of their own": (
+        lambda x, w: lax.ragged_dot_general(x, w, jnp.ones((2, 5, 4), int), ROWS_BY_GROUP),
+        [(5, 2, 6, 3), (4, 2, 3, 7)],
+        ({0: 0, 2: 1}, {0: 1}),
+    ),
+    "a batch of groups": (
+        lambda x, w: lax.ragged_dot_general(x, w, jnp.ones((2, 5, 4), int), ROWS_BY_GROUP),
+        [(5, 2, 6, 3), (4, 2, 3, 7)],
+        ({0: 1, 1: 1, 2: 0}, {0: 0}),
     ),
     "behind a barrier": (lambda x, y: lax.optimization_barrier((x, y)), [(4, 6), (3,)], ({0: 1}, {0: 1})),
 }

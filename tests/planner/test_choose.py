@@ -252,6 +252,8 @@ def test_what_a_plan_guesses_is_in_the_table():
     arguments = [jax.ShapeDtypeStruct((16, 16), "float32")] * 2
     choice = mpmd.plan(step, *arguments, cluster=CLUSTER)
     assert "a while loop counts as one iteration" in choice.notes
+    known = mpmd.plan(mpmd.cost(step, operations=1e4), *arguments, cluster=CLUSTER)
+    assert "a while loop counts as one iteration" not in known.notes
 
 
 @pytest.mark.usual("H100")

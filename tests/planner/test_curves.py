@@ -45,7 +45,7 @@ def test_a_task_takes_the_longer_of_computing_and_of_starting_its_kernels():
     assert seconds_by_part(cluster, 1e12, 0.0, 1e10, kernels=10.0) == (1.0, 4.0)
 
 
-def seconds_of(cluster, division, submesh, fsdp=False, **layer):
+def seconds_of(cluster, division, submesh, fsdp=False, gather_once=False, number=4, **layer):
     """The seconds of the tasks of a layer with one second of computing each, in a group."""
     of_task = TaskWork(1e12, 0.0)
     fields = {"weights": 0, "state": 0, "gradients": 0, "residuals": 0, "entering": 0, **layer}
@@ -53,7 +53,7 @@ def seconds_of(cluster, division, submesh, fsdp=False, **layer):
     model = CostModel(made, cluster)
     device_range, settings = (
         DeviceRange(0, Submesh.of(submesh)),
-        Candidate((), (), mpmd.GPipe(1), 4, False, fsdp),
+        Candidate((), (), mpmd.GPipe(1), number, False, fsdp, gather_once),
     )
     table = model.table(model.group_settings(device_range, settings))
     return table.total("forward"), table.total("backward")
@@ -73,11 +73,21 @@ def test_merged_all_reduces_count_once_where_xla_merges_them():
     assert seconds_of(merging, division, {"model": 2})[1] == pytest.approx(1 + 1.0)
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_sums_of_gradients_are_as_large_for_any_number_of_rows(rows):
+    """Gradients of 2e9 bytes, which two devices along ``model`` divide, and 1e9 bytes of values of a row."""
+    of_data = Division(4, 0.0, 0.0, 0.0, backward=AllReduces(3e9), summed_gradients=2e9)
+    division = {"data": of_data, "model": Division(4, 0.0, 1.0, 0.0)}
+    for flags, gradients in (({}, 1), ({"fsdp": True}, 0), ({"fsdp": True, "gather_once": True}, 1)):
+        made = seconds_of(PLAIN, division, {"data": 2, "model": 2}, number=4 // rows, **flags)[1]
+        assert made == pytest.approx(rows + (rows * 1e9 + gradients * 1e9) / 1e9), flags
+
+
 @pytest.mark.parametrize("nbytes", [1.5e9, 4.5e9])
 def test_computing_hides_gathers_where_xla_overlaps_them(nbytes):
     layer = {"weights": nbytes, "gradients": nbytes}
     division = {"data": Division(4, 0.0, 0.0, 1.0)}
-    gather, adding = nbytes / 2 / 1e9, 3 * nbytes / 2 / 1e10
+    gather, adding = nbytes / 2 / 1e9, nbytes / 2 / 1e10
     forward, backward = seconds_of(PLAIN, division, {"data": 2}, fsdp=True, **layer)
     computing = max(1.0, 2 * nbytes / 1e10) + adding
     assert (forward, backward) == pytest.approx((1 + gather, computing + 2 * gather))

@@ -443,6 +443,18 @@ def test_a_batch_with_one_product_for_each_device_is_of_plain_products(size, kin
     assert list(found) == [f"{kind} float32"] and found[f"{kind} float32"].operations == size * 8 * 8 * 16
 
 
+@pytest.mark.parametrize(("is_kernel", "dtypes"), [(True, ["bfloat16"]), (False, ["bfloat16", "float32"])])
+def test_a_kernel_of_attention_multiplies_in_the_dtype_of_its_operands(is_kernel, dtypes):
+    """Its equations multiply gradients of scores in float32 by keys in bfloat16."""
+    fun = mpmd.cost(jax.nn.dot_product_attention) if is_kernel else jax.nn.dot_product_attention
+    operands = [shaped(2, 16, 4, 8, dtype=jnp.bfloat16)] * 3
+    with planning():
+        gradients = jax.grad(lambda *qkv: fun(*qkv).astype(float).sum(), (0, 1, 2))
+        jaxpr, _ = canonical(jax.make_jaxpr(gradients)(*operands))
+    found = device_work(jaxpr, [((),) * 4] * 3, {})
+    assert sorted(found.products) == [f"batched_product {dtype}" for dtype in dtypes]
+
+
 @pytest.mark.parametrize(("causal", "factor"), [(False, 1.0), (True, 0.5)])
 def test_cudnn_attention_has_two_products_and_five_in_its_backward(causal, factor):
     from jax._src.cudnn import fused_attention_stablehlo as cudnn

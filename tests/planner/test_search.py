@@ -71,11 +71,11 @@ def test_values_that_skip_layers_are_counted():
 
 @pytest.mark.parametrize("exhaustive", [True, False])
 def test_equal_groups_with_a_usual_schedule_are_among_the_rows(exhaustive):
-    cluster = a100s(nodes=1)
-    rows = search(SMALL, cluster, Constraints(groups=4, num_microbatches=16), exhaustive)
+    made = gpt(num_layers=6, width=1024, heads=16, vocabulary=32768, rows=64)
+    best, *rows = search(made, a100s(nodes=1), Constraints(groups=4, num_microbatches=32), exhaustive)
     plain = [row for row in rows if not any(complexity(row.candidate)[1:])]  # but for its pipeline
-    assert plain and any(complexity(rows[0].candidate)[1:])
-    assert may_be_as_fast(plain[0].prediction, rows[0].prediction)
+    assert any(complexity(best.candidate)[1:]) and may_be_as_fast(plain[0].prediction, best.prediction)
+    assert plain[0].prediction.seconds < 1.05 * best.prediction.seconds, "not the best of its kind"
 
 
 def test_what_is_fixed_is_in_every_row():

@@ -35,13 +35,16 @@ def _product(
 def ragged_product_dimensions(eqn: JaxprEqn) -> Iterator[CommonDimension]:
     """All dimensions. Devices can also share the groups, and add up the rows that each has computed."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
-    (contracted, _), _ = numbers.dot_dimension_numbers
+    (contracted, _), (batch, _) = numbers.dot_dimension_numbers
     (ragged,), groups = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
     is_by_group = ragged in contracted
+    # The sizes of groups may have the first operand's batch, and what is before its ragged dimension.
+    others = [d for d in range(len(shape_of(eqn.invars[0]))) if d not in (*batch, *contracted)]
+    alike = next(dims for dims in (batch, contracted, others) if ragged in dims)
+    before = [*(() if alike is batch else batch), *alike[: alike.index(ragged)]]
+    before = before[: len(shape_of(eqn.invars[2])) - 1]
     for one in _product(eqn, numbers.dot_dimension_numbers, groups, int(is_by_group)):
-        # The sizes of groups have the dimensions of the first operand that come before its ragged one.
-        before = one.ins.get(0, ragged)
-        sizes = {2: before} if before < len(shape_of(eqn.invars[2])) - 1 else {}
+        sizes = {2: before.index(d)} if (d := one.ins.get(0)) in before else {}
         yield CommonDimension({**one.ins, **sizes}, one.outs, "shared")
     if is_by_group:
         yield CommonDimension({}, {0: 0}, "shared")

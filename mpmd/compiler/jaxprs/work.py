@@ -25,12 +25,14 @@ def has_product(eqn: JaxprEqn) -> bool:
     )
 
 
-def product_kind(eqn: JaxprEqn, parts: Sequence[int] = ()) -> str | None:
+def product_kind(eqn: JaxprEqn, parts: Sequence[int] = (), in_kernel: bool = False) -> str | None:
     """The kind and dtype of a product, as ``"batched_product bfloat16"``; ``None`` for another equation.
 
     Args:
       parts: the number of devices that divide each dimension of the result; by default none does. A device
         with one product of a batch has a plain one.
+      in_kernel: whether it is inside a kernel. Of attention, equations multiply gradients of scores in
+        float32 by keys in bfloat16, and kernels multiply in bfloat16.
     """
     is_attention = attention_operations(eqn) is not None
     if eqn.primitive.name not in PRODUCTS and not is_attention:
@@ -44,7 +46,8 @@ def product_kind(eqn: JaxprEqn, parts: Sequence[int] = ()) -> str | None:
     elif eqn.primitive.name == "ragged_dot_general":
         kind = "product"
     # Operands in FP8 may have two dtypes, which are not promoted.
-    return f"{kind} {max((aval_of(atom).dtype for atom in eqn.invars[:2]), key=lambda dtype: dtype.itemsize)}"
+    dtypes, choose = [aval_of(atom).dtype for atom in eqn.invars[:2]], min if in_kernel else max
+    return f"{kind} {choose(dtypes, key=lambda dtype: dtype.itemsize)}"
 
 
 def operations(eqn: JaxprEqn) -> int:

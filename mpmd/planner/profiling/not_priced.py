@@ -9,6 +9,7 @@ from jax.extend.core import JaxprEqn
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.equations import subjaxprs
+from mpmd.compiler.jaxprs.kernels import kernel_of
 
 _NOTES = {
     "while": "a while loop counts as one iteration",
@@ -18,7 +19,7 @@ _NOTES = {
 
 
 def not_priced(graph: TaskGraph) -> tuple[str, ...]:
-    """The notes on the equations of a step."""
+    """The notes on the equations of a step, without the kernels of which ``mpmd.cost`` knows the costs."""
     eqns = itertools.chain(graph.outer, *(member.eqns for member in graph.stage_work))
     names = {*_names(eqns)}
     return tuple(note for name, note in _NOTES.items() if name in names)
@@ -26,6 +27,8 @@ def not_priced(graph: TaskGraph) -> tuple[str, ...]:
 
 def _names(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
     for eqn in eqns:
+        if kernel_of(eqn) is not None:
+            continue
         yield eqn.primitive.name
         for inner in subjaxprs(eqn):
             yield from _names(inner.eqns)

@@ -43,7 +43,7 @@ def task_work(
             total += moved
             kernels += operation.times
             beside += 0.0 if has_product(operation.eqn) else moved
-        if work and (name := product_kind(operation.eqn)) is not None:
+        if work and (name := product_kind(operation.eqn, in_kernel=operation.kernel is not None)):
             products = added(products, {name: ProductWork(work, float(operation.times))})
     return TaskWork(
         operations=float(sum(work for _, work, _ in members)),

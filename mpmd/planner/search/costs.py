@@ -118,17 +118,24 @@ def _task_seconds(
 
 
 def _all_reduces_of_task(arrays: LayerArrays, group: GroupSettings, cluster: Hardware, task: str) -> Array:
-    """The seconds of the all-reduces of one microbatch, in a ``forward`` or a ``backward``."""
-    shares = arrays.shares("activations", group.sizes)
+    """The seconds of the all-reduces of one microbatch, in a ``forward`` or a ``backward``.
+
+    Gradients have as many bytes for any number of rows. FSDP scatters them unless it gathers once per step.
+    """
+    shares, shares_of_weights = (arrays.shares(field, group.sizes) for field in ("activations", "weights"))
     seconds = np.zeros(len(arrays.profile.layers))
     for axis, size in enumerate(group.sizes):
         if size > 1:
-            others = product(share for other, share in enumerate(shares) if other != axis)
+            others, others_of_weights = (
+                product(share for other, share in enumerate(of_field) if other != axis)
+                for of_field in (shares, shares_of_weights)
+            )
             all_reduces: AllReduces = getattr(arrays.divisions[axis], task)
             nbytes, number = all_reduces.merged(cluster.merges_all_reduces)
-            if group.fsdp and axis == DATA and task == "backward":
-                nbytes = np.maximum(nbytes - arrays.divisions[axis].summed_gradients, 0.0)
-            nbytes = arrays.rows(group) * nbytes * others
+            gradients = arrays.divisions[axis].summed_gradients if task == "backward" else 0.0
+            nbytes = arrays.rows(group) * np.maximum(nbytes - gradients, 0.0) * others
+            if not (group.fsdp and axis == DATA) or group.gather_once:
+                nbytes = nbytes + gradients * others_of_weights
             seconds += group.collectives[axis].all_reduce.seconds(nbytes, np.maximum(number, 1.0))
     return seconds
 

@@ -242,7 +242,7 @@ class _Equations:
             nbytes *= kernel.bytes_factor
         dimensions = sharded(eqn.outvars[0], self._known)
         parts = [math.prod(self._mesh[axis] for axis in axes_of) for axes_of in dimensions]
-        kind = product_kind(eqn, parts) if computed else None
+        kind = product_kind(eqn, parts, kernel is not None) if computed else None
         return DeviceWork(
             operations=computed,
             nbytes=nbytes,
