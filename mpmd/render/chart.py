@@ -68,14 +68,6 @@ class Chart:
 
     @staticmethod
     def of(source: Simulation | Iterable[Event], of_plan: bool = False, slices: int = 1) -> Chart:
-        """The chart of a simulation or of measured events.
-
-        Args:
-          of_plan: whether the simulation is of a plan, in seconds and bytes.
-          slices: the number of slices of each microbatch.
-
-        Raises ``ValueError`` when there is nothing to draw.
-        """
         simulation = source if isinstance(source, Simulation) else None
         events = simulation.events if simulation else checked_events("source", source)
         if not events and simulation:
@@ -105,7 +97,6 @@ class Chart:
 
     @property
     def fused(self) -> list[tuple[int, float, float]]:
-        """The lane, start and end of each fused task that ran as one."""
         cells = [
             list(boxes) for _, boxes in itertools.groupby(self.boxes, lambda box: (box.lane, box.activity))
         ]
@@ -113,7 +104,6 @@ class Chart:
 
     @functools.cached_property
     def busy(self) -> list[float]:
-        """For each lane, the share of the makespan in which the group works."""
         busy = [0.0] * len(self.groups)
         for box in self.boxes:
             if not box.waits:
@@ -122,7 +112,6 @@ class Chart:
 
     @property
     def bubble(self) -> float:
-        """The share of all groups' time that is idle."""
         return 1 - sum(self.busy) / len(self.groups)
 
     def memory_text(self, amount: float) -> str:
@@ -130,7 +119,6 @@ class Chart:
 
     @functools.cached_property
     def peaks(self) -> list[float]:
-        """For each lane, the most memory that the group holds at once."""
         return [max((amount for _, amount in steps), default=0.0) for steps in self.memory]
 
     @property
@@ -148,7 +136,6 @@ class Chart:
 
     @property
     def numbers(self) -> SliceNumbers:
-        """The numbers of the stages on slices."""
         return SliceNumbers.of(
             max((task.stage for task in self.tasks), default=self.slices - 1) + 1, self.slices
         )
@@ -176,7 +163,6 @@ class Chart:
 
     @property
     def figures(self) -> str:
-        """Makespan, bubble and peak memory, as text."""
         figures = [f"makespan {self.time_text(self.makespan)}", f"bubble {self.bubble:.1%}"]
         if self.memory:
             figures.append(f"peak memory {self.memory_text(max(self.peaks))}")
@@ -188,7 +174,6 @@ class Chart:
 
     @property
     def unit(self) -> tuple[float, str]:
-        """The factor by which times are multiplied for display, and the unit that they have then."""
         if not self.physical:
             return 1.0, ""
         return (1.0, "s") if self.makespan >= 2 else (1e3, "ms") if self.makespan >= 2e-3 else (1e6, "µs")
@@ -210,5 +195,4 @@ def _boxes(events: Sequence[Event], groups: Sequence[int], origin: float) -> tup
 
 
 def tasks_of(event: Event) -> tuple[Task, ...]:
-    """The tasks of a stage that an event runs; none for a wait and for work outside the loop."""
     return event.activity.tasks if isinstance(event.activity, Cell) else ()

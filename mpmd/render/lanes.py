@@ -33,7 +33,6 @@ SMALLEST, LARGEST = 5.0, 9.0
 """The font sizes of the numbers of microbatches, in points."""
 
 SAMPLES = 1000
-"""The number of times at which the memory of thin lanes is drawn."""
 
 Points = list[tuple[float, float]]
 
@@ -60,7 +59,6 @@ class Scale:
 
     @property
     def hatched(self) -> bool:
-        """Whether a pattern within a task can be seen."""
         return self.thick and self.shortest >= 9
 
     @property
@@ -70,12 +68,11 @@ class Scale:
 
     @property
     def edge_width(self) -> float:
-        """The width of the white edge of a task; it must not cover narrow tasks."""
+        """White edges must not cover narrow tasks."""
         return min(0.6, 0.1 * self.shortest, 0.05 * self.lane) if min(self.shortest, self.lane) > 2 else 0.0
 
 
 def draw_boxes(axes: Axes, chart: Chart, scale: Scale) -> None:
-    """Draws a box per task: the hue shows the stage, the lightness the kind; weight gradients are hatched."""
     _set_limits(axes, chart)
     whole = [_corners(0, chart.makespan, lane, scale.half_height) for lane in range(len(chart.groups))]
     _add_path(axes, whole, facecolor=LANE)
@@ -132,7 +129,6 @@ def _styles(chart: Chart, scale: Scale) -> list[tuple[dict[str, Any], list[Box]]
 
 
 def stage_colours(chart: Chart) -> dict[tuple[int, int], dict[TaskKind, Colour]]:
-    """For each lane and each of its stages, the colours of the kinds of task."""
     most = max(map(len, chart.stages))
     last = max(1, len(chart.groups) - 1)
     return {
@@ -176,7 +172,6 @@ def draw_numbers(axes: Axes, chart: Chart, scale: Scale) -> None:
 
 
 def draw_memory(axes: Axes, chart: Chart, scale: Scale) -> None:
-    """Draws the memory of each group, to one scale: as curves, or in thin lanes as shades."""
     _set_limits(axes, chart)
     if scale.lane < 7:
         _draw_shades(axes, chart)
@@ -219,7 +214,6 @@ def label_lanes(axes: Axes, chart: Chart, scale: Scale, head: str, texts: Sequen
 
 
 def label_time(axes: Axes, scale: float = 1.0, unit: str = "") -> None:
-    """Draws the time axis below, with times multiplied by ``scale``."""
     axes.xaxis.set_major_formatter(lambda time, _: f"{time * scale:g}")
     axes.tick_params(axis="x", length=3, color=FAINT)
     _beside(axes, unit or "time", at=(1, 0), within=axes.transAxes, up=-6.5, colour=FAINT, va="top")

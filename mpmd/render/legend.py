@@ -21,7 +21,6 @@ LegendEntry = tuple[str, Any]
 
 
 def stage_rows(chart: Chart, width: float) -> list[list[LegendEntry]]:
-    """Entries for the first stages of the groups, for their second stages, and so on, with the colours."""
     stages, colours = chart.stages, stage_colours(chart)
     present = {box.kind for box in chart.boxes}
     kinds = [kind for kind in KINDS if kind in present][:2]
@@ -31,13 +30,12 @@ def stage_rows(chart: Chart, width: float) -> list[list[LegendEntry]]:
         # An entry has room for a few patches, from the first lane to the last.
         shown = sorted({lanes[round(i * (len(lanes) - 1) / 3)] for i in range(4)})
         strip = [colours[lane, stages[lane][nth]][kind] for kind in kinds for lane in shown]
-        entries.append((_range([stages[lane][nth] for lane in lanes], chart.numbers), strip))
+        entries.append((_numbers_text([stages[lane][nth] for lane in lanes], chart.numbers), strip))
     per_row = max(1, int(width / 1.8))
     return [entries[first : first + per_row] for first in range(0, len(entries), per_row)]
 
 
-def _range(numbers: list[int], of_slices: SliceNumbers) -> str:
-    """Names the stages with these numbers, and their slice if all are of one."""
+def _numbers_text(numbers: list[int], of_slices: SliceNumbers) -> str:
     slices = {of_slices.slice_of(number) for number in numbers}
     if of_slices.slices > 1 and len(slices) == 1:
         return f"{_stages_text([of_slices.stage_of(number) for number in numbers])}, slice {slices.pop()}"

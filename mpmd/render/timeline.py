@@ -109,7 +109,6 @@ def _draw_lanes(figure: Figure, chart: Chart, scale: Scale, top: float, width: f
 
 
 def _memory_height(chart: Chart) -> float:
-    """Returns the inches of the memory of all groups and the gap above; 0 if the memory is unknown."""
     groups = len(chart.groups)
     return GAP + min(max(2.75 / groups, 0.03), 0.3) * groups if chart.has_memory else 0.0
 

@@ -17,7 +17,6 @@ __all__ = ["Subject", "page"]
 
 
 def page(subject: Subject, title: str, before: Subject | None = None) -> str:
-    """A step as HTML; with an earlier one ``before``, also the section on what changed."""
     data = page_data(subject)
     if before is not None:
         data["changes"] = changes_data(before, subject)

@@ -16,7 +16,6 @@ LEAST_CHANGE = 0.005
 
 
 def changes_data(before: Subject, after: Subject) -> Section:
-    """The section on what changed from one step to another."""
     old, new = parts_of(before), parts_of(after)
     counts = len(before.tasks) or 1, len(after.tasks) or 1
     parts = [
@@ -62,7 +61,6 @@ def _types_table(before: Subject, after: Subject) -> PageTable:
 
 
 def _by_name(subject: Subject) -> dict[tuple[str, int], tuple[int, int]]:
-    """Returns the median and the sum of each type of task, by its name and group."""
     return {(each["label"], each["group"]): (each["median"], each["sum"]) for each in types_data(subject)}
 
 

@@ -15,7 +15,6 @@ from mpmd.render.page.subject import Subject
 from mpmd.simulate.workload import StepTimes
 
 BUSY_SPANS = 400
-"""The number of spans of the overview."""
 
 
 def simulated_steps(subject: Subject) -> tuple[StepTimes[int], ...]:

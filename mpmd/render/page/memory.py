@@ -15,7 +15,6 @@ MOST_MOMENTS = 100_000
 
 
 def memory_data(subject: Subject) -> MemoryData | None:
-    """The memory of all groups; ``None`` if it is unknown."""
     if not subject.memory:
         return None
     moments = sum(len(of_group.times) for of_group in subject.memory)

@@ -74,7 +74,6 @@ CAUSES = {
 """The causes of idle time, by the names of ``Causes``."""
 
 TASKS = _part("Tasks", "#8fa1c4", "Groups run tasks.")
-"""Tasks of all types together."""
 
 SIMULATED = {
     "Simulated": "The step with the median times of its tasks, free messages, and nothing between tasks. "
@@ -82,13 +81,11 @@ SIMULATED = {
     "Ideal": "The simulated step with equal stages, too: the least that this schedule takes for this work. "
     "More microbatches or another schedule make it shorter: mpmd.plan compares them.",
 }
-"""The simulated steps that are drawn below the measured one, and their meanings."""
 
 SEGMENTS = {
     "task": TASKS,
     **{cause: CAUSES[cause] for cause in ("message", "handling", "late_begin", "driver")},
 }
-"""The kinds of segments of the critical path. The first is a task."""
 
 MEMORY = {
     "parameters": _part("Parameters", "#35618f", "Weights and optimizer state: arguments returned updated."),

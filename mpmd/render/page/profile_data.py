@@ -13,7 +13,6 @@ from mpmd.render.page.tables import capitalized, sections_data, types_data
 
 
 def page_data(subject: Subject) -> PageData:
-    """All that a page shows of a profile, without what changed from another one."""
     simulated, types, memory = simulated_steps(subject), types_data(subject), memory_data(subject)
     return PageData(
         name=subject.name,

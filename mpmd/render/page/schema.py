@@ -53,8 +53,6 @@ class PageTable(NamedTuple):
 
 
 class Section(TypedDict):
-    """Sentences and tables below a title."""
-
     id: str
     title: str
     notes: Sequence[str]

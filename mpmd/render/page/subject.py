@@ -42,7 +42,6 @@ class Subject:
 
     @functools.cached_property
     def tasks(self) -> tuple[tuple[int, ...], ...]:
-        """The operations of each group that are tasks."""
         return tuple(tuple(self.measured.tasks(group)) for group in self.measured.groups)
 
     @functools.cached_property
@@ -61,11 +60,9 @@ class Subject:
         return tuple(numbers)
 
     def number(self, operation: int) -> int:
-        """The number of an operation's task; -1 for no operation."""
         return self.numbers[operation] if operation >= 0 else -1
 
     def task(self, operation: int) -> AnyTask:
-        """The task of an operation that is one."""
         task = self.measured.workload.tasks[operation]
         assert not isinstance(task, Instant), "operations of tasks are no instants"
         return task

@@ -21,10 +21,8 @@ from mpmd.simulate.costs import types_of
 from mpmd.util.tables import numbers_text
 
 LONGEST_GAPS = 12
-"""The number of gaps in the table of the longest ones."""
 
 PATH_TYPES = 15
-"""The most types of tasks in the table of the critical path."""
 
 FOLDED_SHARE = 0.005
 """The share of the step below which the savings of a scenario are folded."""
@@ -37,7 +35,6 @@ def section(title: str, *tables: PageTable, notes: Sequence[str] = ()) -> Sectio
 def sections_data(
     subject: Subject, types: Sequence[TypeData], memory: MemoryData | None
 ) -> Iterator[Section]:
-    """All sections of a page below the timeline."""
     yield section("Idle time", _idle_table(subject), *_longest_gaps(subject))
     path = "The tasks and waits that the end of the step came after, back to its beginning, without a hole."
     yield section("Critical path", _path_parts(subject), _path_types(subject, types), notes=[path])
@@ -75,7 +72,6 @@ def _idle_table(subject: Subject) -> PageTable:
 
 
 def _longest_gaps(subject: Subject) -> Iterator[PageTable]:
-    """Yields a table of the gaps with the most idle time that the ideal schedule does not have, if any."""
     gaps = sorted(subject.attribution.gaps, key=_beyond_fill, reverse=True)[:LONGEST_GAPS]
     rows = []
     for gap in filter(_beyond_fill, gaps):
@@ -99,7 +95,6 @@ def _beyond_fill(gap: IdleSpan) -> int:
 
 
 def key_of(part: Amount) -> tuple[str, str, str]:
-    """A cell with the name of a part and its colours."""
     return part["label"], part["colour"], part["dark"]
 
 
@@ -141,7 +136,6 @@ def _type_cells(of_type: TypeData) -> tuple[tuple[str, str, str], int]:
 
 
 def _scenarios(subject: Subject) -> Iterator[PageTable]:
-    """Yields a table of scenarios that save ``FOLDED_SHARE`` of the step, and a folded one of the rest."""
     unchanged, *changed = subject.analysis.scenarios
     whole = unchanged.makespan or 1
     share = unchanged.makespan / (subject.measured.returned or 1)
@@ -205,7 +199,6 @@ def _memory_table(memory: MemoryData) -> PageTable:
 
 
 def types_data(subject: Subject) -> list[TypeData]:
-    """Each type of task; medians are over all recorded steps."""
     stages: dict[int, set[int]] = collections.defaultdict(set)
     for group, types in subject.types:
         if not isinstance(types, OutsideTask):
