@@ -61,7 +61,6 @@ class Accounts:
 
     @classmethod
     def of(cls, measured: Measured) -> Self:
-        """The accounts of all operations; linear in operations and messages."""
         ideal, links = ideal_of(measured), links_of(measured)
         entries = tuple(
             _entry(measured, links[operation], ideal.durations[operation], group, operation)

@@ -19,8 +19,6 @@ from mpmd.ir.routes import Routes, Topology
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Analysis:
-    """The results of the passes of ``mpmd.attribution`` over recorded steps; each is computed once."""
-
     plan: Plan
     topology: Topology
     recorded: tuple[RecordedStep, ...]
@@ -41,13 +39,11 @@ class Analysis:
 
     @property
     def recoveries(self) -> Mapping[int, int]:
-        """By the number of a step, the nanoseconds in which groups were replaced after its call."""
         times = ((number, step.recovery) for number, step in enumerate(self.steps))
         return {number: time for number, time in times if time is not None}
 
     @functools.cached_property
     def scenarios(self) -> tuple[Scenario, ...]:
-        """The length of the step if single things were otherwise."""
         return scenarios_of(self._model)
 
     @functools.cached_property
@@ -60,7 +56,6 @@ class Analysis:
 
 
 def _senders(plan: Plan, topology: Topology) -> Senders:
-    """Returns a function that names the ranks from which a process gets its slices of a message."""
     if all(group.num_processes == 1 for group in topology.groups):
         return lambda edge, tag, rank: (0,)
     routes = Routes(plan, topology)

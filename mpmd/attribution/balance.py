@@ -18,7 +18,6 @@ class Balance:
 
     @property
     def even_share(self) -> float:
-        """The share of each group if all had as much."""
         return 1 / len(self.loads) if self.loads else 1.0
 
     @property
@@ -30,5 +29,4 @@ class Balance:
         return self.loads[group] / total if total else self.even_share
 
     def factor(self, group: int) -> float:
-        """The work of a group divided by the mean over all groups."""
         return self.share(group) / self.even_share

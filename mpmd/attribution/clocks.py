@@ -44,7 +44,6 @@ class MatchedStep:
 
     @property
     def error(self) -> int:
-        """The largest error of a clock."""
         return max(self.errors.values(), default=0)
 
 

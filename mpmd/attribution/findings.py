@@ -34,7 +34,6 @@ CONSTANT_FACTOR = 1.5
 """From here on, a task's median over the mean of its kind is called slow, and not merely uneven."""
 
 PLAN_CALL = "mpmd.plan(train_step, *arguments, cluster=mpmd.Cluster.from_ray(measure=True))"
-"""The call that answers which other schedule would be faster."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,6 @@ class Finding:
 
 
 def findings_of(model: StepModel, scenarios: tuple[Scenario, ...]) -> tuple[Finding, ...]:
-    """The findings, the largest saving first."""
     writer = _FindingWriter(model, {scenario.name: scenario for scenario in scenarios})
     findings = [finding for finding in writer.simulated() if finding.share_saved >= LEAST_SHARE]
     findings += writer.schedule()
@@ -101,7 +99,6 @@ class _FindingWriter:
         yield from self._links(whole)
 
     def schedule(self) -> Iterator[Finding]:
-        """The finding about idle time that the schedule has with equal stages, too."""
         measured = self.attribution.measured
         share = self.attribution.total.fill / (measured.returned * len(measured.groups) or 1)
         if share >= LEAST_FILL:
@@ -113,7 +110,6 @@ class _FindingWriter:
             yield Finding(text, "fill", 0, 0.0)
 
     def _imbalance(self, less: str) -> _Sentence:
-        """Names the group with the most work in loops, and its slowest type of task."""
         balance = balance_of(self.attribution)
         if not balance.loads:
             return f"there is no work in loops; {equal_stages_text(less)}", -1
@@ -193,7 +189,6 @@ class _FindingWriter:
         return f"{text}; without that the step would take {less}", next(measured.tasks(last), -1)
 
     def _cores(self, less: str) -> _Sentence:
-        """Counts the groups, and compares the times of their tasks with the times of each task alone."""
         measured, model = self.attribution.measured, self.model
         tasks = [task for group in self._groups for task in measured.tasks(group)]
         groups = sum(any(measured.tasks(group)) for group in self._groups)
@@ -249,7 +244,6 @@ class _FindingWriter:
 
 
 def balance_of(attribution: Attribution) -> Balance:
-    """The balance of the times of tasks in loops, by their medians."""
     measured = attribution.measured
     workload = measured.workload
     loads = {

@@ -21,7 +21,6 @@ _Kinds = tuple[int, tuple[TaskKind, ...]]
 
 
 def ideal_of(measured: Measured) -> StepTimes[int]:
-    """The ideal schedule of a step's medians, in nanoseconds."""
     durations = equal_durations(measured.workload, measured.loops)
     return undisturbed(dataclasses.replace(measured.workload, durations=durations))
 

@@ -36,7 +36,6 @@ class ParentLink(NamedTuple):
 
 
 def links_of(measured: Measured) -> tuple[ParentLink, ...]:
-    """Returns the link of each operation, in time linear in the operations and messages."""
     return tuple(
         ParentLink(-1, measured.starts[operation])
         if operation == measured.workload.bounds[group]
@@ -61,7 +60,6 @@ def _link(measured: Measured, operation: int) -> ParentLink:
 
 
 def parents_first(links: Sequence[ParentLink]) -> list[int]:
-    """Orders the operations so that each comes after its parent."""
     placed, order = [False] * len(links), list[int]()
     for operation in range(len(links)):
         path = []

@@ -83,7 +83,6 @@ class Measured(StepTimes[int]):
         return self.workload.bounds[last + 1] - 1
 
     def idle(self, group: int) -> int:
-        """The time from the call to the return that the group does not spend on tasks."""
         return self.returned - sum(self.durations[task] for task in self.tasks(group))
 
 
@@ -92,7 +91,6 @@ def type_of(group: int, task: AnyTask) -> TypeKey:
 
 
 def types_of_operations(workload: Workload) -> list[TypeKey | None]:
-    """The type of each operation's task; ``None`` for operations that are no tasks."""
     return [
         None if isinstance(task := workload.tasks[operation], Instant) else type_of(group, task)
         for group in range(workload.mpmd_dim)

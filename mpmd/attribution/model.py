@@ -90,7 +90,6 @@ class StepModel:
         return dataclasses.replace(self, durations=tuple(map(round, durations)))
 
     def ideal(self) -> StepModel:
-        """The step with equal stages, free messages, and nothing between tasks and before the first one."""
         nothing = (0,) * len(self.received)
         return dataclasses.replace(
             self,

@@ -17,10 +17,8 @@ MOST_LINKS = 16
 """The links of which each is changed alone: those whose messages take the longest in all."""
 
 OWN_CORES = "cores for all groups"
-"""The name of the scenario of a step whose groups share cores, without that."""
 
 EQUAL_STAGES = "equal stages"
-"""The name of the scenario in which each task takes the mean of all stages."""
 
 STRAGGLING = 2
 """A link is slow whose messages take more than this times the median of the other links."""
@@ -51,7 +49,6 @@ def twice_as_fast(edge: Edge) -> str:
 
 
 def like_others(edge: Edge) -> str:
-    """The name of the scenario of a slow link that is as fast as the other links."""
     return f"link {edge[0]} to {edge[1]} like the others"
 
 
@@ -64,7 +61,6 @@ def scenarios_of(model: StepModel) -> tuple[Scenario, ...]:
 
 
 def _changes(model: StepModel) -> Iterator[tuple[str, str, str, StepModel]]:
-    """Yields the name, the cause and the text of each scenario, with the changed step."""
     change = functools.partial(dataclasses.replace, model)
     no_groups = (0,) * len(model.received)
     yield "measured", "", "nothing changed", model
@@ -97,14 +93,12 @@ def _changes(model: StepModel) -> Iterator[tuple[str, str, str, StepModel]]:
 
 
 def with_links(model: StepModel, factor: float, edge: Edge | None = None) -> StepModel:
-    """The step with messages that take ``factor`` of their time, on all edges or on one."""
     flights = model.flights.items()
     changed = {each: round(time * factor) if edge in (None, each) else time for each, time in flights}
     return dataclasses.replace(model, flights=changed)
 
 
 def slowest_links(model: StepModel) -> list[Edge]:
-    """The ``MOST_LINKS`` edges whose messages take the longest in all, in ascending order."""
     workload = model.attribution.measured.workload
     counts = collections.Counter(map(workload.edge, range(len(workload.messages.readers))))
     flights = model.flights
@@ -113,7 +107,6 @@ def slowest_links(model: StepModel) -> list[Edge]:
 
 
 def median_of_others(flights: Mapping[Edge, int], edge: Edge) -> int | None:
-    """The median time in flight on all edges but one; ``None`` if it is the only edge."""
     others = [time for each, time in flights.items() if each != edge]
     return int(statistics.median(others)) if others else None
 

@@ -20,12 +20,10 @@ def time_text(nanoseconds: float) -> str:
 
 
 def less_text(share: float) -> str:
-    """A share of a step that is saved, e.g. ``5.6% less``."""
     return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}"
 
 
 def equal_stages_text(less: str) -> str:
-    """The change of a step by equal stages, of which ``less`` is the size."""
     return f"with equal stages the step would take {less}"
 
 
@@ -42,12 +40,10 @@ def task_text(measured: Measured, operation: int) -> str:
 
 
 def types_text(types: tuple[TaskType, ...]) -> str:
-    """The types of a cell, e.g. ``fwd_2`` or ``fwd_3 with bwd_3``."""
     return " with ".join(map(str, types))
 
 
 def processor_text(measured: Measured, operation: int) -> str:
-    """The use of the processor by a task; "" if it is not known."""
     duration = measured.durations[operation]
     used = measured.processor[operation]
     if used is None or not duration:

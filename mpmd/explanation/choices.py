@@ -16,7 +16,6 @@ Jaxprs = Mapping[str, Jaxpr]
 
 
 def kept_choices(jaxprs: Jaxprs) -> Iterator[str]:
-    """Yields a sentence for each forward that keeps choices of functions under ``jax.checkpoint``."""
     for task, nbytes, lines in _choices(jaxprs, KEPT):
         yield (
             f"{task} keeps {nbytes} of discrete choices, such as the indices of top_k, so that its backward "
@@ -25,7 +24,6 @@ def kept_choices(jaxprs: Jaxprs) -> Iterator[str]:
 
 
 def recomputed_choices(jaxprs: Jaxprs) -> Iterator[str]:
-    """Yields the findings about choices that are too large to be kept."""
     for task, nbytes, lines in _choices(jaxprs, RECOMPUTED):
         yield (
             f"the backward of {task} makes {nbytes} of discrete choices again, which may differ from the "

@@ -44,11 +44,9 @@ def explain_plan(
     jaxprs: Jaxprs,
     fed_back: Iterable[tuple[int, int]],
 ) -> Explanation:
-    """Explains a plan.
+    """Explains the plan that a mesh of this ``topology`` has loaded.
 
-    Args:
-      topology: of the mesh that has loaded it.
-      fed_back: the state: pairs of the position of an argument and of the result that takes its place.
+    ``fed_back`` pairs the position of an argument with the position of the result that takes its place.
     """
     return _IndexedPlan(plan, topology, jaxprs, fed_back).explanation()
 
@@ -157,7 +155,6 @@ class _IndexedPlan:
         return TaskUse(self._task_name(run.task), group, _is_in_loop(run.task), lines)
 
     def _task_name(self, task: AnyTask) -> str:
-        """Names a task without its microbatch; with its stage and slice if there are slices."""
         return with_slice(_without_microbatch(task), task, self._plan.loops)
 
     def _made_of(self, name: Name) -> tuple[tuple[str, ...], tuple[TaskUse, ...]]:
@@ -255,7 +252,6 @@ class _IndexedPlan:
 
 
 def _without_microbatch(task: AnyTask) -> str:
-    """Names a task without its microbatch, e.g. ``fwd_2``."""
     match task:
         case Task(kind, stage):
             return f"{kind}_{stage}"

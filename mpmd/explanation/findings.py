@@ -28,7 +28,6 @@ _APART = (
 
 
 def groups_without_backward(tasks: Sequence[TaskSummary]) -> Iterator[str]:
-    """The findings about groups that run only forwards, in a step with backwards."""
     forward = {task.mpmd_idx for task in tasks if "fwd_" in task.task}
     backward = {task.mpmd_idx for task in tasks if "bwd" in task.task and task.operations}
     if backward and (without := sorted(forward - backward)):
@@ -41,7 +40,6 @@ def groups_without_backward(tasks: Sequence[TaskSummary]) -> Iterator[str]:
 
 
 def values_sent_again(edges: Sequence[EdgeTraffic]) -> Iterator[str]:
-    """The findings about values that are sent for every microbatch, and are the same each time."""
     edges_of_value: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for edge in edges:
         for value in edge.values:
@@ -62,7 +60,6 @@ def values_sent_again(edges: Sequence[EdgeTraffic]) -> Iterator[str]:
 
 
 def gathering_loops(plan: Plan, jaxprs: Jaxprs) -> Iterator[str]:
-    """The findings about loops outside of ``treduce`` to which other groups send their arrays."""
     for program in plan.programs:
         received = {name for step in program.instructions if isinstance(step, Recv) for name in step.values}
         for run in program.runs:

@@ -41,7 +41,6 @@ _LARGE = 0.05
 
 
 def warn_of_mistakes(step: CutStep, plan: Plan, jaxprs: Jaxprs) -> None:
-    """Warns of loops and groups that are probably not as the user meant, once for each kind and loop."""
     of_arguments = dependents(itertools.chain(*step.outside), [leaf.var for leaf in step.arguments])
     for loop in step.loops:
         if loop.num_microbatches > 1:
@@ -147,7 +146,6 @@ def shared_keys(loop: Loop, of_arguments: set[Var]) -> Iterator[str]:
 
 
 def idle_groups(plan: Plan) -> Iterator[str]:
-    """The warning of groups that run no task of a step's loops."""
     with_tasks = [
         any(not isinstance(run.task, OutsideTask) for run in program.runs) for program in plan.programs
     ]

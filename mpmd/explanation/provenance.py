@@ -16,8 +16,6 @@ from mpmd.explanation.uses import SourceLine
 
 
 class TaskEquations:
-    """The equations of a task, with queries about their origin."""
-
     def __init__(self, jaxpr: Jaxpr):
         self._jaxpr = jaxpr
         self._position = {var: i for i, var in enumerate(jaxpr.invars)}
@@ -93,7 +91,6 @@ class TaskEquations:
                 pending.extend(dict.fromkeys(new))
 
     def functions(self) -> tuple[FunctionShare, ...]:
-        """The user's functions that the equations come from, the function with the most operations first."""
         lines: dict[Any, list[Any]] = collections.defaultdict(list)
         operations: collections.Counter[Any] = collections.Counter()
         for line, count in _work(self._jaxpr.eqns):
@@ -125,7 +122,6 @@ def lines_of(eqn: JaxprEqn) -> tuple[SourceLine, ...]:
 
 
 def _line(eqn: JaxprEqn) -> SourceLine | None:
-    """Returns the user's line, with the function of a library that it calls."""
     origin = origin_of(eqn)
     if origin is None:
         return None

@@ -135,7 +135,6 @@ class Report(ShownAsText):
         )
 
     def _memory_table(self) -> list[str]:
-        """Formats the peak of each group's devices and its parts; parts that no group has are left out."""
         fields = [field.name for field in dataclasses.fields(self.groups[0].memory.peak)]
         columns = [field for field in fields if any(getattr(g.memory.peak, field) != 0 for g in self.groups)]
         measured = any(group.measured_peak_bytes is not None for group in self.groups)
@@ -150,7 +149,6 @@ class Report(ShownAsText):
         return aligned([header, *rows], left=())
 
     def _label(self, group: GroupReport) -> str:
-        """Names a group by its number, and its submesh where groups differ."""
         if all(other.submesh == group.submesh for other in self.groups):
             return str(group.mpmd_idx)
         return " ".join([f"{group.mpmd_idx}:", *(f"{axis} {size}" for axis, size in group.submesh.items())])

@@ -56,7 +56,6 @@ class TaskSummary:
 
     @property
     def operations(self) -> int:
-        """About how many operations one run takes."""
         return sum(share.operations for share in self.functions)
 
     def __str__(self) -> str:
@@ -69,7 +68,6 @@ class TaskSummary:
 
 
 def sources_of(tasks: Sequence[TaskSummary]) -> dict[str, tuple[str, ...]]:
-    """For each executable the user's functions that it runs, as text, largest first."""
     return {
         task.executable: tuple(_function(share.line) for share in task.functions if share.line is not None)
         for task in tasks
@@ -77,7 +75,6 @@ def sources_of(tasks: Sequence[TaskSummary]) -> dict[str, tuple[str, ...]]:
 
 
 def task_table(tasks: Sequence[TaskSummary]) -> str:
-    """A table with one line for equal tasks. Bytes are those on each device; XLA's are its temporaries."""
     sizes = ("takes", "makes", "XLA")
     header = ("task", "on groups", "per step", "equations", "operations", *sizes, "functions")
     alike: dict[tuple[str, ...], list[TaskSummary]] = collections.defaultdict(list)

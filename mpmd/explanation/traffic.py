@@ -57,7 +57,6 @@ class EdgeTraffic:
 
 
 def edge_table(edges: Sequence[EdgeTraffic]) -> str:
-    """A table with one line for equal values, and for all groups that receive them from one group."""
     header = ("groups", "values", "bytes", "per step", "type", "sent by", "read by", "made at")
     receivers: dict[Any, list[int]] = collections.defaultdict(list)
     for edge in edges:

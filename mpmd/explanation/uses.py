@@ -49,7 +49,6 @@ class TaskUse:
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stages of the task; none outside of loops."""
         numbers = re.findall(r"(?:fwd|bwd|bwdA|bwdW)_(\d+)", self.task) if self.in_loop else []
         return tuple(map(int, numbers))
 
@@ -68,7 +67,6 @@ def tasks_text(uses: Iterable[TaskUse]) -> str:
 
 
 def use_lines(uses: Iterable[TaskUse]) -> list[str]:
-    """A line of text for each task and line of the user's program."""
     groups: dict[tuple[str, SourceLine | None], list[int]] = collections.defaultdict(list)
     for use in uses:
         for line in use.lines or (None,):
@@ -79,7 +77,6 @@ def use_lines(uses: Iterable[TaskUse]) -> list[str]:
 
 
 def groups_text(mpmd_idxs: Sequence[int]) -> str:
-    """Groups with the word for them, e.g. ``group 0`` or ``groups 0..3``."""
     if not mpmd_idxs:
         return "no group"
     return f"{'group' if len(mpmd_idxs) == 1 else 'groups'} {numbers_text(mpmd_idxs)}"

@@ -64,12 +64,10 @@ def operation_costs(plan: Plan, jaxprs: Jaxprs, operations_per_second: float) ->
 
 
 def _costs(seconds: Work) -> Costs:
-    """Returns costs by type of task, each the median of the times of the type's runs."""
     return Costs.measured(Event(group, task, 0, time) for (group, task), time in seconds.items())
 
 
 def loop_work(plan: Plan, work: Work) -> list[float]:
-    """For each group, the operations of all tasks of its stages in one step."""
     by_group = [0.0] * len(plan.programs)
     for (group, task), operations in work.items():
         if not isinstance(task, OutsideTask):

@@ -13,7 +13,6 @@ from mpmd.util.json_data import JsonFormat
 from mpmd.validation import shown
 
 FORMAT = "mpmd profile"
-"""The name of the format, which a file has under ``format``."""
 
 VERSION = 2
 """The version of the format, which changes when files of before cannot be read any more."""

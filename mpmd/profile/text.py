@@ -11,23 +11,16 @@ from mpmd.attribution.texts import time_text
 from mpmd.util.tables import aligned
 
 SHOWN_FINDINGS = 3
-"""The number of findings that a profile and a report show."""
 
 
 def findings_lines(title: str, findings: Sequence[Finding]) -> list[str]:
-    """The first findings below a title; nothing without any."""
     return [title, *(f"  - {finding}" for finding in findings[:SHOWN_FINDINGS])] if findings else []
 
 
 def profile_text(
     attribution: Attribution, findings: tuple[Finding, ...], num_steps: int, recoveries: Mapping[int, int]
 ) -> str:
-    """The shares of the step that each group worked and was idle, by cause, with the first findings.
-
-    Args:
-      num_steps: the number of recorded steps.
-      recoveries: by the number of a step, the nanoseconds in which groups were replaced after its call.
-    """
+    """Formats a profile; ``recoveries`` are nanoseconds by the number of a step, as in ``Profile``."""
     length = attribution.measured.returned
     shown = [name for name in Causes._fields if getattr(attribution.total, name)]
     rows = [("group", "at work", *(name.replace("_", " ") for name in shown))]
