@@ -35,7 +35,6 @@ _IDENTITIES = frozenset({"sharding_constraint", "layout_constraint", "reshard", 
 """Equations about the placement of a value, which the value does not depend on."""
 
 _MOST_OTHERS = 10
-"""The most origins besides the first that an ``Evaluation`` lists."""
 
 _MOST_SECONDS = 30
 """The time for the equations of one task: the step's caller gets the error of the task afterwards."""
@@ -172,7 +171,6 @@ class _Walker:
         return [_value(result, origin) for result in results]
 
     def _compiled(self, eqn: JaxprEqn) -> Callable:
-        """Compiles an equation as a function of arrays of numpy; equal equations share one function."""
         # Variables for literals, and for results that nothing reads, which a jaxpr cannot have as results.
         invars, outvars = ([Var(atom.aval) for atom in atoms] for atoms in (eqn.invars, eqn.outvars))
         eqn = eqn.replace(invars=[*invars], outvars=outvars)
@@ -290,7 +288,6 @@ def _value(array: np.ndarray, origin: Origin | None) -> Value:
 
 
 def _constant(value: Any, atom: Atom) -> Value:
-    """Returns a literal or constant of the program as a value of the type of ``atom``."""
     return Value(np.asarray(encode(value) if is_key(atom.aval) else value, raw(atom.aval).dtype))
 
 
@@ -325,7 +322,6 @@ def _is_finite(array: np.ndarray) -> np.ndarray:
 
 
 def _first(values: Sequence[Value]) -> Origin | None:
-    """Returns the first origin of several values; ``None`` if no value has one."""
     return min((v.origin for v in values if v.origin), key=lambda origin: origin.number, default=None)
 
 

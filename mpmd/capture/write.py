@@ -101,7 +101,6 @@ class CaptureWriter:
 
 
 def _module(jaxpr: Jaxpr, executable: Executable, submesh: AbstractMesh, platform: str) -> tuple[bytes, str]:
-    """Returns the portable artifact of a task; or no bytes, and the reason why it cannot be exported."""
     if calls := ", ".join(python_calls(jaxpr.eqns)):
         return b"", f"it calls Python: {calls}"
     try:

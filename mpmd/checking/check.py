@@ -111,10 +111,6 @@ def _mesh_of_one_device(submesh: AbstractMesh) -> AbstractContextManager:
 def _results(
     run: Callable[[Sequence[Any]], Any], leaves: Sequence[Any], fed_back: Mapping[int, int], steps: int
 ) -> list[list[Any]]:
-    """Runs steps, each with the state that the step before returned.
-
-    Returns: the leaves of the result of each step, on the host.
-    """
     results = []
     for _ in range(steps):
         result = jax.tree.leaves(run(leaves))
@@ -124,7 +120,6 @@ def _results(
 
 
 def _check_alike(expected: Any, actual: Any) -> None:
-    """Raises ``ValueError`` naming the leaves of two results that cannot be compared."""
     here: Any = jax.tree.structure(actual)
     there: Any = jax.tree.structure(expected)
     if here != there:

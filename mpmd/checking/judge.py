@@ -22,15 +22,12 @@ _SUMS = 32
 """The difference that is always allowed, in roundings of a leaf's typical number: sums round in any order."""
 
 _SHOWN = 10
-"""The leaves that the text of a check shows."""
 
 _ONE_IN = 100_000
 """One in 100,000 elements may differ: the sign of a gradient that is nearly zero is arbitrary."""
 
 
 class Verdict(enum.StrEnum):
-    """The outcome of the comparison of a leaf."""
-
     EQUAL = "equal"
     """Bit by bit."""
     CLOSE = "to rounding"
@@ -41,7 +38,6 @@ class Verdict(enum.StrEnum):
     An example is the bias of keys under Adam, whose true gradient is zero: Adam scales rounding errors up.
     """
     DIFFERS = "DIFFERS"
-    """The difference is larger."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +204,6 @@ def _largest(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _wide(value: Any) -> np.ndarray:
-    """Converts numbers to double precision, and keys to the integers inside."""
     if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     array = np.asarray(value)

@@ -12,16 +12,6 @@ from typing import Any
 def add_command(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, epilog: str = ""
 ) -> argparse.ArgumentParser:
-    """Adds a command.
-
-    Args:
-      commands: the result of ``ArgumentParser.add_subparsers``.
-      run: carries out the command, and returns the exit code.
-      summary: one line for the help of ``commands``.
-      epilog: the end of the command's help, such as examples.
-
-    Returns: the parser of the command, to which options can be added.
-    """
     shape = argparse.RawDescriptionHelpFormatter
     parser = commands.add_parser(
         name, help=summary, description=summary, epilog=epilog, formatter_class=shape
@@ -31,8 +21,6 @@ def add_command(
 
 
 def add_output(parser: argparse.ArgumentParser, suffixes: Sequence[str], text: str, action: str) -> None:
-    """Adds the option ``-o FILE``; the file's extension has to be one of ``suffixes``."""
-
     def path(argument: str) -> Path:
         output = Path(argument)
         if output.suffix.lower() not in suffixes:
@@ -45,7 +33,6 @@ def add_output(parser: argparse.ArgumentParser, suffixes: Sequence[str], text: s
 
 
 def count(argument: str) -> int:
-    """A whole number of at least 1."""
     if not argument.isdecimal() or int(argument) < 1:
         raise argparse.ArgumentTypeError(f"{argument!r} is not a whole number of at least 1")
     return int(argument)

@@ -44,7 +44,6 @@ _OF_CLUSTER: dict[str, tuple[dict[str, Any], str]] = {
     "accumulates_products": (_FLAG, "products add to accumulators themselves"),
     "flash_attention": (_FLAG, "jax.nn.dot_product_attention is a kernel"),
 }
-"""Options that are fields of ``mpmd.Cluster``."""
 _OF_PLAN: dict[str, tuple[dict[str, Any], str]] = {
     "num_stages": ({"type": count, "metavar": "S"}, "stages of all groups"),
     "schedule": ({"metavar": "NAME"}, ", ".join(ALL_FAMILIES)),
@@ -79,7 +78,6 @@ TABLES = (".html", ".json")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that describe a cluster, and options that fix choices, such as ``--num-stages``."""
     of_cluster = parser.add_argument_group(
         "a cluster, for which all is chosen that is not fixed", "in a file, or one by one"
     )
@@ -98,8 +96,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """The options that are on the command line, by name."""
+def _passed_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
@@ -115,12 +112,11 @@ def _option(name: str) -> str:
 
 
 def is_wanted(options: argparse.Namespace) -> bool:
-    return bool(options.rate or _given(options, ("cluster", "preset", *_OF_CLUSTER)))
+    return bool(options.rate or _passed_options(options, ("cluster", "preset", *_OF_CLUSTER)))
 
 
 def check_unused(options: argparse.Namespace) -> None:
-    """Raises ``ValueError`` for options that mean nothing without a cluster."""
-    useless = [*map(_option, _given(options, _OF_PLAN))]
+    useless = [*map(_option, _passed_options(options, _OF_PLAN))]
     useless += [f"-o {path}" for path in options.output or [] if path.suffix.lower() == ".html"]
     if useless:
         raise ValueError(
@@ -130,7 +126,6 @@ def check_unused(options: argparse.Namespace) -> None:
 
 
 def check_step(step: Any, name: str) -> None:
-    """Raises ``ValueError`` for a step that has a mesh, and for an object that is no function."""
     from mpmd.step.jit import MpmdFunction
 
     if isinstance(step, MpmdFunction):
@@ -146,7 +141,7 @@ def check_callable(step: Any, name: str) -> None:
 def choose(step: Any, arguments: tuple, options: argparse.Namespace) -> None:
     from mpmd.planner.choose import plan
 
-    arguments_of_plan = _given(options, (*_OF_PLAN, "groups"))
+    arguments_of_plan = _passed_options(options, (*_OF_PLAN, "groups"))
     if policies := arguments_of_plan.pop("remat_policy", None):
         if options.remat is not None:
             raise ValueError("--remat-policy says what --remat and --no-remat say: give one of them")
@@ -164,13 +159,12 @@ def choose(step: Any, arguments: tuple, options: argparse.Namespace) -> None:
 
 
 def _cluster(options: argparse.Namespace) -> Cluster | HeterogeneousCluster:
-    """Builds the cluster of the file and options. Raises ``ValueError`` for missing and unknown fields."""
     if options.cluster is not None and options.preset is not None:
         raise ValueError("--cluster and --preset both describe the cluster: give one of them")
     fields = read_fields(options.cluster) if options.cluster is not None else {}
     if options.preset is not None:
         fields = {"nodes": 1, **PRESETS[options.preset]}
-    given = _given(options, _OF_CLUSTER)
+    given = _passed_options(options, _OF_CLUSTER)
     given |= {name: Link(*given[name]) for name in ("device_link", "node_link") if name in given}
     if options.rate:
         curves = {name: Curve(_number_of(rate), _number_of(half)) for name, rate, half in options.rate}

@@ -23,7 +23,6 @@ from mpmd.util.tables import human_bytes
 from mpmd.version import __version__
 
 TRIAL_SECONDS = 180
-"""The longest that a trial may take."""
 
 SHARED_MEMORY, LITTLE_SHARED_MEMORY = Path("/dev/shm"), 2**30
 CACHE = Path("~/.cache/mpmd")
@@ -130,12 +129,6 @@ def as_json(listed: Sequence[Diagnosis]) -> dict[str, Any]:
 
 
 def findings(on_ray: bool, address: str | None = None) -> Iterator[Diagnosis]:
-    """Findings about this machine, one subject after the other.
-
-    Args:
-      on_ray: whether to try two actors, which takes longest.
-      address: of the Ray cluster to try; by default one is started on this machine.
-    """
     yield Diagnosis("mpmd", Health.OK, f"{__version__} in {Path(__file__).parents[1]}")
     yield from _shared_memory()
     yield from _cache()
@@ -200,7 +193,6 @@ def _ports() -> Iterator[Diagnosis]:
 
 
 def _gpus(devices: Diagnosis) -> Iterator[Diagnosis]:
-    """Compares the GPUs that NVIDIA's driver shows with JAX's ``devices``, which may lack them."""
     try:
         gpus = machine.read_gpus()
     except RuntimeError as error:
@@ -219,7 +211,6 @@ def _gpus(devices: Diagnosis) -> Iterator[Diagnosis]:
 
 
 def _trial(subject: str, *arguments: str, remedy: str) -> Diagnosis:
-    """Runs a trial of ``cluster/trial.py`` in a process of its own."""
     # -P: a package `cluster` in the current directory is not ours.
     command = [sys.executable, "-P", "-m", "cluster.trial", *arguments]
     try:

@@ -6,8 +6,6 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """The exit codes of commands."""
-
     OK = 0
     FAULT = 1
     """The checked schedule, installation or captured task has a fault."""

@@ -15,7 +15,6 @@ _SECONDS = 30
 
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 RAY_PORTS = {6379: "head node", 8265: "dashboard", 10001: "Ray Client"}
-"""Ray's default ports, each with its use."""
 
 
 def read_gpus() -> list[dict[str, Any]]:

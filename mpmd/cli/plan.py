@@ -99,7 +99,6 @@ def _report(lowered: LoweredStep, options: argparse.Namespace) -> None:
 
 
 def _arguments(step: Any, shapes: Any, options: argparse.Namespace) -> tuple:
-    """Reads the step's arguments from ``SHAPES``. Raises ``ValueError`` when the step does not take them."""
     arguments = shapes if isinstance(shapes, tuple) else (shapes,)
     try:
         inspect.signature(step).bind(*arguments)
@@ -112,7 +111,6 @@ def _arguments(step: Any, shapes: Any, options: argparse.Namespace) -> tuple:
 
 
 def _step(function: Any, options: argparse.Namespace) -> Any:
-    """Returns the step with its own mesh, or with an abstract mesh of ``--groups`` and ``--submesh``."""
     from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
     from mpmd.step.jit import MpmdFunction, jit
 
@@ -140,7 +138,6 @@ def _importing_from(directory: Path) -> Iterator[None]:
 
 
 def _named(text: str) -> Any:
-    """Imports the object of ``module:name`` or ``file.py:name``. Raises ``ValueError``, ``ImportError``."""
     where, _, name = text.rpartition(":")
     if not where or not name:
         raise ValueError(f"{text!r} is not the name of something in a module or a file: write module:name")

@@ -23,7 +23,6 @@ class _Latest(logging.Handler):
 
 @contextlib.contextmanager
 def progress_lines() -> Iterator[None]:
-    """A context in which a thread prints each second what the planner is doing, and for how long."""
     logger, latest, done = logging.getLogger("mpmd.planner"), _Latest(), threading.Event()
     start, level = time.monotonic(), logger.level
 

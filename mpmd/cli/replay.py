@@ -55,7 +55,6 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _digests(path: Path) -> Mapping[str, str]:
-    """Reads the digests of another machine. Raises ``ValueError`` for a file that has none."""
     with naming(path):
         digests = parse_json(read_bytes(path))
     if not isinstance(digests, dict) or not digests or {str} != set(map(type, digests.values())):

@@ -52,7 +52,6 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _default_output(profile: Path) -> Path:
-    """The page beside a profile. Raises ``ValueError`` if there is such a file, which may be anything."""
     output = profile.with_suffix(".html")
     if os.path.lexists(output):  # a dangling link, too, through which the page would be written
         raise ValueError(f"{output} exists: name the page with -o, which may also replace that file")

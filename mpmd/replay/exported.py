@@ -107,10 +107,6 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 def _devices(platform: str, count: int) -> list[jax.Device]:
-    """Devices of this process for a task.
-
-    Raises: ``DevicesError`` when there are none, or too few, with the variable that changes that.
-    """
     try:
         devices = jax.devices(platform)
     except RuntimeError:

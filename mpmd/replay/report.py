@@ -41,22 +41,16 @@ class Replay:
 
     @property
     def nonfinite_inputs(self) -> list[str]:
-        """The names of the inputs that have NaNs or infinities."""
         arrays = self.task.inputs.items()
         return [name for name, array in arrays if array is not None and any(count_nonfinite(array))]
 
     @property
     def has_fault(self) -> bool:
-        """Whether a result has other bits, or an equation makes a NaN or an infinity that a result has."""
         evaluation = self.task.record.evaluation
         reaches_result = evaluation is not None and evaluation.reaches_result
         return bool(self.differences or self.elsewhere) or reaches_result
 
     def digests(self) -> dict[str, str]:
-        """A digest of each input and of each result here.
-
-        Raises: ``ValueError`` when the executable was not run.
-        """
         if self.not_run:
             raise ValueError(
                 f"two machines cannot be compared, as the executable was not run: {self.not_run}"

@@ -18,11 +18,9 @@ from mpmd.replay.record import TASK, ValueRecord
 from mpmd.util.guarded_files import naming, opened
 
 _DAMAGES = (KeyError, ValueError, OSError, EOFError, OverflowError, RuntimeError, zipfile.BadZipFile)
-"""The errors of a damaged zip file."""
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The dtype of a name of numpy or ``ml_dtypes``. Raises ``ValueError`` for any other."""
     try:
         dtype = np.dtype(getattr(ml_dtypes, name, name))
     except TypeError:
@@ -33,7 +31,6 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """The bytes of an array of a type. Raises ``ValueError`` when there is no such array."""
     if min(shape, default=0) < 0:
         raise ValueError(f"no array has the shape {shape}")
     return dtype_of(dtype).itemsize * math.prod(shape)

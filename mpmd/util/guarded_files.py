@@ -37,7 +37,6 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file of at most ``most`` bytes. Raises as ``opened``."""
     with opened(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -70,7 +69,7 @@ def parse_json(content: str | bytes) -> Any:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Has the faults that are found in a file be a ``ValueError`` that names the file."""
+    """Turns the faults that are found in a file into a ``ValueError`` that names the file."""
     try:
         yield
     except (RefusedFileError, ValueError) as error:

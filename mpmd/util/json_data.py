@@ -19,7 +19,6 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from mpmd.validation import cut, shown
 
 Json = Any
-"""Data as ``json`` reads and writes it."""
 
 _PLAIN = {
     int: "an integer",
@@ -45,7 +44,6 @@ class JsonFormat:
         self._texts, self._by_hand = texts, by_hand
 
     def dump(self, hint: Any, value: Any) -> Json:
-        """The value as JSON. Its type has to be ``hint``."""
         if hint in self._texts:
             return str(value)
         if hint in _PLAIN:
@@ -114,7 +112,6 @@ class JsonFormat:
             raise JsonError(str(error), place) from None
 
     def load_fields(self, cls: Any, data: Json, place: str = "") -> dict[str, Any]:
-        """The values of the fields of a dataclass that an object has. Raises as ``load``."""
         fields = _fields(cls)
         _check(isinstance(data, dict), "an object", data, place)
         if unknown := data.keys() - fields.keys():
@@ -151,7 +148,6 @@ def _fields(cls: Any) -> Mapping[str, Any]:
 
 
 def _optional(cls: Any) -> set[str]:
-    """Returns the names of a dataclass's fields that have defaults."""
     parameters = inspect.signature(cls).parameters.values()
     return {each.name for each in parameters if each.default is not each.empty}
 
@@ -164,7 +160,6 @@ def _members(hint: Any) -> Sequence[Any]:
 
 
 def _named_classes(members: tuple[Any, ...]) -> Mapping[str, Any]:
-    """Returns the dataclasses of a union by their names, if there is more than one."""
     classes = {member.__name__: member for member in members if _is_dataclass(member)}
     return classes if len(classes) > 1 else {}
 
@@ -193,7 +188,6 @@ def _is_of(member: Any, value: Any) -> bool:
 
 
 def _may_be(member: Any, data: Json) -> bool:
-    """Tells whether JSON data can be of this type of a union, by the outermost type of the data."""
     origin = get_origin(member) or member
     if origin in _PLAIN:
         return _is_plain(origin, data)

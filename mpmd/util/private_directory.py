@@ -63,7 +63,6 @@ def _mode(status: os.stat_result) -> str:
 
 
 def _name(status: os.stat_result) -> str:
-    """Returns the owner's name, or the owner's number if the system has no name for it."""
     try:
         return pwd.getpwuid(status.st_uid).pw_name
     except KeyError:

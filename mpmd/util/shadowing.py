@@ -27,7 +27,6 @@ def check_not_shadowed(package: str) -> None:
 
 
 def _origin(package: str) -> Path | None:
-    """Finds the file that an import of the name takes, or has taken."""
     module = sys.modules.get(package)
     if module is not None:
         path = getattr(module, "__file__", None)

@@ -27,7 +27,6 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Adds the time within to the phase ``name``."""
         self.seconds.setdefault(name, 0.0)
         before = self._unaccounted()
         try:

@@ -10,7 +10,6 @@ _PART_OF_PATH = re.compile(r"\['[^']*'\]|\[[^\]]*\]|\.?\w+|.")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A header and rows with aligned columns; the empty text without rows."""
     return "\n".join(aligned([header, *rows])) if rows else ""
 
 

@@ -21,7 +21,6 @@ def paths(tree: Any) -> tuple[str, ...]:
 
 
 def array_faults(name: str, tree: Any) -> Iterator[TypeError]:
-    """The faults of a pytree of arrays and numbers, by the names of its leaves."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not _is_array(leaf):
             yield TypeError(
@@ -68,7 +67,6 @@ class LeafPairs(NamedTuple):
 
 
 def compare(here: Any, there: Any) -> LeafPairs:
-    """Pairs the leaves of two pytrees by their paths."""
     of_here = dict(zip(paths(here), jax.tree.leaves(here), strict=True))
     of_there = dict(zip(paths(there), jax.tree.leaves(there), strict=True))
     structures: tuple[Any, Any] = jax.tree.structure(here), jax.tree.structure(there)

@@ -17,7 +17,6 @@ from mpmd.util.notebook import ShownAsText
 from mpmd.validation import Fault, callable_fault, int_fault, number_fault, raise_faults, shown
 
 Write = Callable[[int, dict[str, float]], object]
-"""Takes the number of a step, and its metrics by their names."""
 
 
 def metrics(
@@ -192,12 +191,7 @@ class Metrics(ShownAsText):
 
 
 class _Window:
-    """The steps since the last dict was written.
-
-    Args:
-      per_second: units of a step by metric, such as ``{"examples_per_second": 256}``.
-      first_step: the number of the first step.
-    """
+    """The steps since the last dict was written."""
 
     def __init__(self, per_second: dict[str, float], first_step: int):
         self._per_second = per_second
