@@ -79,10 +79,6 @@ class MpmdArrayHandler(type_handlers.ArrayHandler):
         infos: Sequence[type_handlers.ParamInfo],
         args: Sequence[type_handlers.RestoreArgs] | None = None,
     ) -> Sequence[MpmdArray | jax.Array]:
-        """Restores arrays: groups read the arrays on groups, Orbax reads jax arrays.
-
-        Raises as ``restoring.read``.
-        """
         args = args or [type_handlers.RestoreArgs()] * len(infos)
         on_groups = [i for i, arg in enumerate(args) if isinstance(arg, GroupRestoreArgs)]
         local = [i for i, arg in enumerate(args) if not isinstance(arg, GroupRestoreArgs)]

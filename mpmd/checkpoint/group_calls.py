@@ -13,7 +13,6 @@ from mpmd.runtime.requests import Answer, Request
 
 
 def ask(runtime: Runtime, mpmd_idx: int, request: Request[Answer]) -> Future[Answer]:
-    """The future answer of a group; a failed future if the mesh was closed."""
     try:
         return runtime.ask({mpmd_idx: request})[mpmd_idx]
     except RuntimeError as error:  # the mesh was closed
@@ -23,10 +22,6 @@ def ask(runtime: Runtime, mpmd_idx: int, request: Request[Answer]) -> Future[Ans
 
 
 async def results(futures: Mapping[int, Future], what: str) -> dict[int, Any]:
-    """Waits for the replies of all groups.
-
-    Raises a group's error, with the group's number and ``what``.
-    """
     errors = {i: await asyncio.to_thread(future.exception) for i, future in futures.items()}
     for mpmd_idx, error in errors.items():
         if isinstance(error, GroupDiedError):

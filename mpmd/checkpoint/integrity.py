@@ -74,7 +74,6 @@ def faults(directory: epath.Path) -> list[str]:
 
 
 def _rows(record: epath.Path) -> _ROWS:
-    """Reads the record. Raises ``ValueError`` when the file has changed since it was written."""
     with naming(record):
         digest, _, text = _content(record).partition(b" ")
         if digest != _sha256(text).encode():
@@ -83,7 +82,7 @@ def _rows(record: epath.Path) -> _ROWS:
 
 
 def _fault(named: epath.Path, path: epath.Path | None, size: int | None, digest: str | None) -> str | None:
-    """The fault of a file; ``size`` is ``None`` if the checkpoint has no record."""
+    """``size`` is ``None`` if the checkpoint has no record."""
     if path is None:
         return f"{named} is missing"
     length = path.stat().length
@@ -142,7 +141,6 @@ def _sha256(content: bytes) -> str:
 
 
 def _recorded(directory: epath.Path) -> dict[str, epath.Path]:
-    """The files of a checkpoint that belong into its record, by their paths in the checkpoint."""
     return {name: path for name, path in _files(directory) if path.name not in (RECORD, *_OF_COMMITTING)}
 
 
@@ -162,7 +160,6 @@ def _is_regular(path: epath.Path) -> bool:
 def damaged(
     directory: epath.Path, faults: Sequence[str], mpmd_idx: int | None = None
 ) -> DamagedCheckpointError:
-    """The error with the faults of a checkpoint, which names another checkpoint."""
     other = last_whole(directory)
     remedy = (
         "There is no other whole checkpoint beside it"

@@ -25,11 +25,6 @@ def by_name(tree: Any) -> dict[str, Any]:
 
 
 def check_savable(tree: Any, types: type_handlers.TypeHandlerRegistry) -> None:
-    """Raises ``ValueError`` that lists all leaves that cannot be saved.
-
-    Args:
-      types: the handlers of the types that can be saved.
-    """
     if not jax.tree.leaves(tree) and not tree:
         raise ValueError("there is nothing to save: the pytree has no leaves")
     leaves = {name: leaf for name, leaf in by_name(tree).items() if not _is_empty(leaf)}
@@ -45,7 +40,6 @@ def check_savable(tree: Any, types: type_handlers.TypeHandlerRegistry) -> None:
 
 
 def _unsavable(leaf: Any, types: type_handlers.TypeHandlerRegistry) -> str | None:
-    """The reason why a leaf cannot be saved, with advice; ``None`` if it can be saved."""
     if not types.has(type(leaf)):
         return f"is of the type {type(leaf).__name__}; save arrays, numbers and strings"
     if isinstance(leaf, str):
@@ -69,14 +63,7 @@ def check_target(
     args: Mapping[str, Any],
     partial: bool,
 ) -> None:
-    """Raises ``ValueError`` with all leaves that differ between a checkpoint and a target.
-
-    Args:
-      stored: the checkpoint's leaves: the shape and dtype of arrays, ``STRING`` or ``EMPTY``.
-      target: the leaves to restore.
-      args: Orbax's arguments for restoring each leaf.
-      partial: whether the target may leave out leaves.
-    """
+    """``stored`` has the shape and dtype of each array, or else ``STRING`` or ``EMPTY``."""
     faults = [
         *(f"{name} is not in the checkpoint" for name in target if name not in stored),
         *(f"{name} is not in the target" for name in stored if name not in target and not partial),
@@ -110,7 +97,6 @@ def _is_readable(stored: Any, leaf: Any, arg: Any) -> bool:
 
 
 def _stored_as(leaf: Any) -> jax.ShapeDtypeStruct | str:
-    """The shape and dtype of a stored array or number; ``STRING`` or ``EMPTY`` of another leaf."""
     if isinstance(leaf, str):
         return STRING
     if _is_empty(leaf):

@@ -88,7 +88,6 @@ def write_spec(
 
 
 def with_checksums(spec: JsonSpec) -> JsonSpec:
-    """The spec by which TensorStore opens an array of zarr's third format to write chunks with checksums."""
     if spec["driver"] == "cast":
         return {**spec, "base": with_checksums(spec["base"])}
     return {**spec, "metadata": {**spec["metadata"], "codecs": _CODECS}}

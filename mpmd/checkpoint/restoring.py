@@ -55,7 +55,6 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
 
     @classmethod
     def of_leaf(cls, leaf: ArgumentLeaf, mesh: GroupMesh) -> GroupRestoreArgs:
-        """The request to restore to the placement in which a step reads a leaf."""
         return cls(
             aval=leaf.aval,
             placement=leaf.placement,
@@ -67,11 +66,6 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
         )
 
     def ranges(self, opened_by: JsonSpec) -> list[_RangeToRead]:
-        """The layer ranges that groups read; a single range of the whole array, if it is one value.
-
-        Args:
-          opened_by: TensorStore's specification of the array.
-        """
         stack, described = self.placement.stack, raw(self.aval)
         if stack is None:
             return [
@@ -92,8 +86,6 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
 
 
 class _RangeToRead(NamedTuple):
-    """An array, or a layer range of an array, that the groups of ``placement`` read."""
-
     aval: jax.ShapeDtypeStruct
     placement: Placement
     stored: StoredArray

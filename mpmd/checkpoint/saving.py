@@ -50,8 +50,6 @@ class SavedLeaf(NamedTuple):
 
 
 class GroupCopy(NamedTuple):
-    """The copies of the arrays that one group saves."""
-
     mpmd_idx: int
     copy: Handle
     copied: Future[None]
@@ -90,7 +88,6 @@ def leaves_to_save(rows: Sequence[Row]) -> list[SavedLeaf]:
 
 
 def local_leaves(rows: Sequence[Row]) -> list[LocalLeaf]:
-    """Copies arrays of this process to host memory, to save the copies."""
     leaves = []
     for array, info, args in rows:
         key_impl = key_impl_name(array.dtype) if is_key(array) else None
@@ -187,7 +184,6 @@ def _writer(mpmd_idx: int, rank: int) -> str:
 
 
 def _check_arrived(directory: Any, mpmd_idx: int, sizes: Sequence[int]) -> None:
-    """Raises ``CheckpointError`` when the driver does not find the files that a group has written."""
     for rank, size in enumerate(sizes):
         written = directory / orbax_internals.process_directory(_writer(mpmd_idx, rank))
         if size and not written.exists():

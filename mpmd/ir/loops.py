@@ -32,7 +32,6 @@ class LoopStages:
 
     @property
     def stages(self) -> range:
-        """The numbers of the loop's stages, on all slices."""
         return self.numbers.all
 
     def __str__(self) -> str:
@@ -52,14 +51,12 @@ def with_slice(text: str, task: AnyTask, loops: Sequence[LoopStages]) -> str:
 
 
 def loop_lines(loops: Sequence[LoopStages]) -> list[str]:
-    """Loops as text, if there are several, or slices."""
     if len(loops) < 2 and all(loop.slices == 1 for loop in loops):
         return []
     return ["loops:", *(f"  loop {number}, {loop}" for number, loop in enumerate(loops))]
 
 
 def cut_lines(loops: Sequence[LoopStages]) -> list[str]:
-    """The ends of the stages that ``mpmd.auto_marks`` has chosen, as text; none if the user marked all."""
     lines = [
         f"  stage {stage} ends after {end}"
         for loop in loops

@@ -27,12 +27,10 @@ def constant_name(position: int) -> Name:
 
 
 def index_name(microbatch: int) -> Name:
-    """The name of the index of a microbatch, which tasks take as an argument."""
     return INDEX_PATTERN % microbatch
 
 
 INDEX_PATTERN = "index_%d"
-"""``index_name`` with ``%d`` for the microbatch."""
 
 
 def operand(position: int) -> str:
@@ -46,16 +44,10 @@ def output_pattern(kind: TaskKind, stage: int, position: int | str) -> str:
 
 
 def state_pattern(kind: TaskKind, stage: int, accumulator: int) -> str:
-    """The name of an accumulator after its update: ``bwd_1.state3@%d``, with ``%d`` for the microbatch.
-
-    Args:
-      accumulator: the number of the accumulator among all of the step.
-    """
     return f"{kind}_{stage}.state{accumulator}@%d"
 
 
 def outside_name(task: OutsideTask, mpmd_idx: int, position: int | str) -> Name:
-    """The name of a value made outside the loop: ``after_0.2.1``."""
     return f"{task}.{mpmd_idx}.{position}"
 
 

@@ -30,5 +30,4 @@ class Part:
 
 
 def part_lines(part: Part | None) -> list[str]:
-    """The part as text, if there is one."""
     return [] if part is None else [str(part)]

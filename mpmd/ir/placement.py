@@ -24,13 +24,11 @@ class Placement:
 
     @classmethod
     def of_ranges(cls, stack: Stack, range_idxs: tuple[tuple[int, ...], ...], spec: Spec | None) -> Placement:
-        """The placement of an array in layer ranges."""
         groups = sorted({group for groups in range_idxs for group in groups})
         return cls(tuple(groups), spec, stack, range_idxs)
 
     @property
     def ranges(self) -> tuple[Placement, ...]:
-        """The placement of each layer range; for an array that is one value, the placement itself."""
         if self.stack is None:
             return (self,)
         return tuple(Placement(groups, self.spec) for groups in self.range_idxs)

@@ -10,7 +10,6 @@ from mpmd.ir.events import Event, Wait
 from mpmd.ir.tasks import AnyTask
 
 NANOSECONDS = 1_000_000_000
-"""The nanoseconds of a second."""
 
 
 class TaskTime(NamedTuple):
@@ -27,7 +26,6 @@ class TaskTime(NamedTuple):
     processor: int | None = None
 
     def event(self, mpmd_idx: int) -> Event:
-        """The task as an event of a group, in seconds."""
         return Event(mpmd_idx, self.task, self.start / NANOSECONDS, self.end / NANOSECONDS)
 
 
@@ -45,7 +43,6 @@ class WaitTime(NamedTuple):
     arrived: int
 
     def event(self, mpmd_idx: int) -> Event:
-        """The wait as an event of a group, in seconds."""
         return Event(mpmd_idx, Wait(self.src, self.tag), self.start / NANOSECONDS, self.end / NANOSECONDS)
 
 
@@ -119,7 +116,6 @@ class ProcessTimes:
         )
 
     def renumbered(self, numbers: Mapping[int, int]) -> ProcessTimes:
-        """The same times with other numbers of groups."""
         return dataclasses.replace(
             self,
             mpmd_idx=numbers[self.mpmd_idx],
@@ -128,7 +124,6 @@ class ProcessTimes:
         )
 
     def events(self) -> Iterator[Event]:
-        """The tasks and waits, in the order of time, in seconds."""
         spans: list[TaskTime | WaitTime] = sorted(
             [*self.tasks, *self.waits], key=lambda span: (span.start, span.end)
         )

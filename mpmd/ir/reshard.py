@@ -95,7 +95,6 @@ def boxes_by_process(shape: Sequence[int], spec: Spec, group: GroupShape) -> tup
 
 
 def _box(shape: Sequence[int], spec: Spec, axes: Mapping[str, int], position: Mapping[str, int]) -> Box:
-    """The region that the device at a position of the submesh holds."""
     box = []
     for size, entry in itertools.zip_longest(shape, spec[: len(shape)]):
         index, parts = 0, 1
@@ -172,7 +171,6 @@ def _shared(box: Box, num_senders: int, num_pieces: int, itemsize: int) -> Itera
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """The region of a value of this shape that an index selects."""
     return tuple(interval.indices(size)[:2] for interval, size in zip(index, shape, strict=True))
 
 

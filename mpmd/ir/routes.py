@@ -52,7 +52,6 @@ class Passage:
 
     @functools.cached_property
     def bytes_by_processes(self) -> Mapping[tuple[int, int], int]:
-        """The bytes that go from a process of the sender to one of the receiver."""
         sent: collections.Counter[tuple[int, int]] = collections.Counter()
         for src, dst, box in self.transfers:
             sent[src, dst] += volume(box) * self.aval.itemsize
@@ -60,22 +59,17 @@ class Passage:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that go from one group to the other."""
         return sum(self.bytes_by_processes.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """The way of a message: the passage of each of its values."""
-
     passages: tuple[Passage, ...]
 
     def sent_by(self, process: int) -> dict[int, tuple[Slice, ...]]:
-        """The slices that a process of the sender sends to each process of the receiver."""
         return self._slices(lambda transfer: transfer.dst if transfer.src == process else None)
 
     def received_by(self, process: int) -> dict[int, tuple[Slice, ...]]:
-        """The slices that a process of the receiver gets from each process of the sender, in order."""
         return self._slices(lambda transfer: transfer.src if transfer.dst == process else None)
 
     def _slices(self, peer_of) -> dict[int, tuple[Slice, ...]]:
@@ -97,7 +91,6 @@ class Routes:
         self._find = functools.cache(functools.partial(_passage, topology))
 
     def of_value(self, edge: Edge, name: Name) -> Passage:
-        """The passage of a value that is sent over an edge."""
         src, dst = edge
         return self._find(self._plan.avals()[name], edge, self._specs[src][name], self._specs[dst][name])
 
@@ -125,7 +118,6 @@ class Routes:
 
 
 def bytes_per_step(plan: Plan, topology: Topology) -> int:
-    """The bytes of all messages between groups in one step of a plan, which has no open specs."""
     return sum(sum(of_edge.values()) for of_edge in Routes(plan, topology).sent_bytes().values())
 
 

@@ -36,7 +36,6 @@ class SliceNumbers:
 
     @property
     def all(self) -> range:
-        """The numbers of all stages on all slices."""
         return range(self.first, self.first + self.num_stages * self.slices)
 
     def of_stage(self, stage: int) -> range:

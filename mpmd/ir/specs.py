@@ -31,7 +31,6 @@ def axes_of(spec: Spec) -> set[str]:
 
 
 def num_shards(spec: Spec, sizes: Mapping[str, int]) -> int:
-    """The number of shards of a value with this spec; each device holds one shard."""
     return math.prod(_shards(entry, sizes) for entry in spec)
 
 

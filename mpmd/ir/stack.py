@@ -30,13 +30,11 @@ class Stack:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """The slice of the axis for each layer range."""
         ends = itertools.accumulate(self.sizes, initial=0)
         return tuple(slice(start, stop) for start, stop in itertools.pairwise(ends))
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """The index of each layer range in the whole array."""
         return tuple((*[slice(None)] * self.axis, layers) for layers in self.slices)
 
     @property
@@ -46,7 +44,6 @@ class Stack:
         return tuple(f"[{before}{layers.start}:{layers.stop}]" for layers in self.slices)
 
     def shapes(self, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the layer ranges of an array of this shape."""
         return tuple((*shape[: self.axis], size, *shape[self.axis + 1 :]) for size in self.sizes)
 
     def cut(self, array: Any) -> tuple[Any, ...]:
@@ -74,7 +71,6 @@ class Leaf:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The paths of the leaf's layer ranges; ``path`` itself if the leaf is one value."""
         return tuple(self.path + name for name in self.stack.names) if self.stack else (self.path,)
 
 

@@ -91,11 +91,9 @@ class OutsideTask:
 
 
 AnyTask = Cell | OutsideTask
-"""The task of a ``Run``."""
 
 
 def parse_task(text: str) -> AnyTask:
-    """Parses a task from the text of ``str(task)``. Raises ``ValueError`` on other text."""
     if match := _OUTSIDE.fullmatch(text.strip()):
         side, loop, level = match.groups()
         if loop is not None:
@@ -105,7 +103,6 @@ def parse_task(text: str) -> AnyTask:
 
 
 def parse_cell(text: str) -> Cell:
-    """Parses a cell from the text of ``str(cell)``. Raises ``ValueError`` on other text."""
     text = text.strip()
     if match := _TASK.fullmatch(text):
         kind, stage, microbatch = match.groups()

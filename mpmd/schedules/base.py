@@ -57,7 +57,6 @@ class Schedule(abc.ABC):
         )
 
     def __repr__(self) -> str:
-        """The class with its fields; without ``slices`` where microbatches are not cut."""
         shown = [field.name for field in dataclasses.fields(self) if field.repr]
         values = (f"{name}={getattr(self, name)!r}" for name in shown if name != "slices" or self.slices > 1)
         return f"{self.name}({', '.join(values)})"
@@ -190,27 +189,22 @@ class AnyPlacement(Schedule):
 
 
 def round_robin(num_stages: int, mpmd_dim: int) -> Placement:
-    """The placement of ``RoundRobin`` schedules, for any number of stages."""
     return tuple(stage % mpmd_dim for stage in range(num_stages))
 
 
 def v_shape(mpmd_dim: int) -> Placement:
-    """The placement of ``VShaped`` schedules."""
     return (*range(mpmd_dim), *reversed(range(mpmd_dim)))
 
 
 def check_num_microbatches(num_microbatches: int) -> None:
-    """Raises ``TypeError`` or ``ValueError`` unless the number of microbatches is an int of at least 1."""
     raise_faults(size_fault("num_microbatches", num_microbatches))
 
 
 def schedule_fault(name: str, schedule: Any, *, optional: bool = False) -> TypeError | None:
-    """The fault of an argument that has to be a schedule."""
     what = "a Schedule, such as mpmd.Std1F1B(num_stages=4)"
     return type_fault(name, schedule, Schedule, what, optional=optional)
 
 
 def check_task_lists(name: str, tasks: Any) -> None:
-    """Raises ``TypeError`` for an argument of this name that is no sequence of sequences."""
     raise_faults(sequence_fault(name, tasks, "a sequence with the list of tasks of each group"))
     raise_faults(*(sequence_fault(f"{name}[{i}]", cells, "a list of tasks") for i, cells in enumerate(tasks)))

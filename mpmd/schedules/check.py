@@ -173,7 +173,7 @@ def _missing(
         for microbatch in range(num_microbatches)
         if (pair := (stage, microbatch)) not in present
     )
-    examples = list(itertools.islice(absent, min(absent_count, LISTED)))
+    examples = list(itertools.islice(absent, min(absent_count, _LISTED)))
     missing: list[Task] = []
     mixed: set[tuple[int, int]] = set()
     for stage, microbatch in sorted([*present, *examples]):
@@ -187,7 +187,7 @@ def _missing(
     if missing:
         unlisted = (absent_count - len(examples)) * len(complete[0])
         texts = map(numbers.task_text, missing)
-        yield Fault(f"missing: {first_few(texts, LISTED, len(missing) + unlisted)}")
+        yield Fault(f"missing: {first_few(texts, _LISTED, len(missing) + unlisted)}")
     if mixed:
         whole = [e for e in placed if e.task.kind == "bwd" and (e.task.stage, e.task.microbatch) in mixed]
         yield _fault("there next to a bwdA or bwdW of the same stage and microbatch", whole, numbers)
@@ -212,7 +212,6 @@ def _stages_on_several_groups(placed: Sequence[_ScheduledTask], numbers: SliceNu
 def _dependencies(
     placed: Sequence[_ScheduledTask], numbers: SliceNumbers
 ) -> tuple[Dependencies, list[Fault]]:
-    """The cells that each cell waits for, and the faults of order within one group."""
     makers: dict[StageValue, _ScheduledTask] = {}
     for entry in placed:
         if (value := makes(entry.task)) is not None:
@@ -295,7 +294,7 @@ def _cycles(waits_for: Mapping[int, int]) -> Iterator[list[int]]:
 
 def _fault(what: str, entries: Sequence[_ScheduledTask], numbers: SliceNumbers) -> Fault:
     texts = (_text(entry, numbers) for entry in entries)
-    return Fault(f"{what}: {first_few(texts, LISTED, len(entries))}", tuple(entry.cell for entry in entries))
+    return Fault(f"{what}: {first_few(texts, _LISTED, len(entries))}", tuple(entry.cell for entry in entries))
 
 
 def _text(entry: _ScheduledTask, numbers: SliceNumbers) -> str:
@@ -303,11 +302,9 @@ def _text(entry: _ScheduledTask, numbers: SliceNumbers) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A count with its noun, e.g. ``2 stages`` or ``1 microbatch``."""
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
-LISTED = 8
-"""The most tasks that a message lists."""
+_LISTED = 8

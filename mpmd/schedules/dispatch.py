@@ -95,12 +95,10 @@ class GroupState:
         ]
 
     def can_start(self, task: Task) -> bool:
-        """Whether the task is the next of its type, and its inputs have arrived."""
         task_type = task.kind, task.stage
         return self.started[task_type] == task.microbatch < self.arrived[task_type]
 
     def start(self, task: Task) -> None:
-        """Starts a task that can start, and adds it to the list."""
         assert self.can_start(task), f"group {self.mpmd_idx} chose {task}, which cannot start"
         self.busy = True
         self.tasks.append(task)
@@ -117,7 +115,6 @@ class GroupState:
             self.weights.append(Task("bwdW", task.stage, task.microbatch))
 
     def arrive(self, task_type: _Type) -> None:
-        """Counts one more task of a type whose inputs have arrived."""
         self.arrived[task_type] += 1
 
 

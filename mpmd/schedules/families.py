@@ -37,7 +37,6 @@ class Family:
 
     @property
     def has_slices(self) -> bool:
-        """Whether its schedules may cut microbatches into slices."""
         return "slices" in {field.name for field in dataclasses.fields(self.schedule)}
 
     def build(self, mpmd_dim: int | None = None, num_stages: int | None = None, slices: int = 1) -> Schedule:

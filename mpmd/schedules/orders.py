@@ -10,7 +10,6 @@ from mpmd.ir.slices import SliceNumbers
 
 
 def tasks_of(kind: TaskKind, stages: Iterable[int], microbatches: Sequence[int]) -> list[Cell]:
-    """One task per stage and microbatch; the microbatch changes fastest."""
     return [Task(kind, stage, microbatch) for stage in stages for microbatch in microbatches]
 
 
@@ -55,7 +54,6 @@ def _by_position(task: Task, numbers: SliceNumbers) -> Task:
 
 
 def in_rounds(kind: TaskKind, stages: Sequence[int], rounds: Iterable[Sequence[int]]) -> list[Cell]:
-    """The tasks of each round in turn; within a round, all tasks of a stage, then all of the next stage."""
     return [task for part in rounds for task in tasks_of(kind, stages, part)]
 
 

@@ -32,7 +32,6 @@ from mpmd.validation import raise_faults, size_fault, str_fault
 Form = Literal["tasks", "csv"]
 
 LETTERS: dict[TaskKind, str] = {"fwd": "F", "bwd": "B", "bwdA": "A", "bwdW": "W"}
-"""The letter of each kind of task."""
 
 _KINDS: dict[str, TaskKind] = {letter: kind for kind, letter in LETTERS.items()} | {"I": "bwdA"}
 
@@ -101,8 +100,6 @@ def from_text(text: str) -> list[list[Cell]]:
 
 
 class ReadLists(NamedTuple):
-    """Lists of tasks that were read from text, and the number of slices that their tasks name."""
-
     lists: list[list[Cell]]
     slices: int
 
@@ -113,7 +110,6 @@ class _ReadCell(NamedTuple):
 
 
 def read_lists(text: str) -> ReadLists:
-    """Reads lists of tasks as ``from_text`` does, with the number of slices."""
     groups = _read_cells(text)
     read = [cell for cells in groups for cell in cells]
     if not any(cell.slices for cell in read):
@@ -125,7 +121,6 @@ def read_lists(text: str) -> ReadLists:
 
 
 def _numbered(read: _ReadCell, numbers: SliceNumbers) -> Cell:
-    """Replaces the cell's stages by the numbers of the stages on their slices."""
     tasks = tuple(
         dataclasses.replace(task, stage=numbers.number(task.stage, slice_index))
         for task, slice_index in zip(read.cell.tasks, read.slices, strict=True)
