@@ -59,7 +59,11 @@ def faults(directory: epath.Path) -> list[str]:
     Whoever has written a checkpoint may mean harm. So this reads only regular files in the directory itself,
     whatever the record names.
     """
-    irregular = [f"{path} is no regular file" for _, path in _files(directory) if not _is_regular(path)]
+    irregular = [
+        f"{path} is no regular file"
+        for _, path in _files(directory)
+        if _is_local(path) and not stat.S_ISREG(os.lstat(path).st_mode)
+    ]
     if irregular:
         return irregular
     files, record = _recorded(directory), directory / RECORD
@@ -151,10 +155,6 @@ def _files(directory: epath.Path, above: str = "") -> Iterator[tuple[str, epath.
             yield from _files(path, f"{above}{path.name}/")
         else:
             yield f"{above}{path.name}", path
-
-
-def _is_regular(path: epath.Path) -> bool:
-    return not _is_local(path) or stat.S_ISREG(os.lstat(path).st_mode)
 
 
 def damaged(

@@ -24,7 +24,6 @@ from mpmd.runtime.requests import CopyOut, Handle, JsonSpec, Write
 from mpmd.runtime.storage import HostShard, copied_out, region_of
 
 Row = tuple[Any, type_handlers.ParamInfo, type_handlers.SaveArgs]
-"""An array, and Orbax's arguments for it."""
 
 LOCAL_WRITER = "driver"
 """The name of the driver's process beside the names of the groups' processes, such as ``g0p1``."""

@@ -52,8 +52,6 @@ def explain_plan(
 
 
 class _IndexedPlan:
-    """A plan with indices: the makers and readers of each value, and the equations of each run."""
-
     def __init__(
         self,
         plan: Plan,

@@ -12,9 +12,6 @@ import numpy as np
 
 _REGION = re.compile(r"\[(?::, )*(\d+):(\d+)\]$")
 
-Region = tuple[slice, ...]
-"""A slice for each dimension."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
@@ -34,12 +31,8 @@ class Stack:
         return tuple(slice(start, stop) for start, stop in itertools.pairwise(ends))
 
     @property
-    def regions(self) -> tuple[Region, ...]:
-        return tuple((*[slice(None)] * self.axis, layers) for layers in self.slices)
-
-    @property
     def names(self) -> tuple[str, ...]:
-        """The regions as text, such as ``[0:2]`` or ``[:, 0:2]``."""
+        """The layer ranges as text, such as ``[0:2]`` or ``[:, 0:2]``."""
         before = ":, " * self.axis
         return tuple(f"[{before}{layers.start}:{layers.stop}]" for layers in self.slices)
 
@@ -47,7 +40,8 @@ class Stack:
         return tuple((*shape[: self.axis], size, *shape[self.axis + 1 :]) for size in self.sizes)
 
     def cut(self, array: Any) -> tuple[Any, ...]:
-        return tuple(array[region] for region in self.regions)
+        before = (slice(None),) * self.axis
+        return tuple(array[(*before, layers)] for layers in self.slices)
 
     def join(self, ranges: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate(ranges, self.axis)

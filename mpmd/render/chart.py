@@ -121,10 +121,6 @@ class Chart:
     def peaks(self) -> list[float]:
         return [max((amount for _, amount in steps), default=0.0) for steps in self.memory]
 
-    @property
-    def has_memory(self) -> bool:
-        return any(self.peaks)
-
     @functools.cached_property
     def stages(self) -> list[list[int]]:
         """For each lane, the numbers of the group's stages on all slices, ascending."""

@@ -42,26 +42,23 @@ def schedule_grid(tasks: TaskLists, costs: Costs | None = None, slices: int = 1)
             f"such times take a grid of {columns:.3g} columns, and the most are {MOST_COLUMNS}: "
             "draw the timeline as a picture"
         )
-    spans = {box: (_column(box.start, unit), _column(box.end, unit)) for box in chart.boxes}
-    spans = {box: (start, end) for box, (start, end) in spans.items() if end > start}
+    spans = {box: range(_column(box.start, unit), _column(box.end, unit)) for box in chart.boxes}
+    spans = {box: span for box, span in spans.items() if span}
     numbers = slice_numbers(tasks, slices)
     with_stage = stages_need_names(tasks, numbers)
     texts = {box: short_text(box.task, with_stage, numbers) for box in spans if box.task}
-    width = max((math.ceil((len(text) + 1) / _length(spans[box])) for box, text in texts.items()), default=1)
+    width = max((math.ceil((len(text) + 1) / len(spans[box])) for box, text in texts.items()), default=1)
     width = max(width, 2)
     joined = {task for cells in tasks for cell in cells for task in cell.tasks[:-1]}
     lanes = [[".".ljust(width)] * _column(chart.makespan, unit) for _ in tasks]
     for box, text in texts.items():
-        start, end = spans[box]
-        text = text.ljust((end - start) * width - 1, "-" if end - start > 1 else " ")
-        lanes[box.lane][start:end] = [text + ("+" if box.task in joined else " "), *[""] * (end - start - 1)]
+        span = spans[box]
+        text = text.ljust(len(span) * width - 1, "-" if len(span) > 1 else " ")
+        ending = "+" if box.task in joined else " "
+        lanes[box.lane][span.start : span.stop] = [text + ending, *[""] * (len(span) - 1)]
     label_width = len(str(len(tasks) - 1))
     rows = (f"{mpmd_idx:>{label_width}}  {''.join(lane)}".rstrip() for mpmd_idx, lane in enumerate(lanes))
     return "\n".join(rows)
-
-
-def _length(span: tuple[int, int]) -> int:
-    return span[1] - span[0]
 
 
 def _column(time: float, unit: float) -> int:

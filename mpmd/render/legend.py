@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mpmd.ir.slices import SliceNumbers
 from mpmd.render.chart import Chart
 from mpmd.render.lanes import Scale, stage_colours
-from mpmd.render.style import FUSED, INK, KINDS, LANE, OTHER, WAITING, Colour, grey_of
+from mpmd.render.style import FUSED, INK, KINDS, LANE, OTHER, WAITING, Colour, oklch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,10 +56,10 @@ def kind_row(charts: Sequence[Chart], scale: Scale | None = None) -> list[Legend
     boxes = [box for chart in charts for box in chart.boxes]
     present = {box.kind for box in boxes}
     entries: list[LegendEntry] = []
-    for kind, (text, _, _) in KINDS.items():
+    for kind, (text, lightness, _) in KINDS.items():
         if kind in present:
             hatch = {"hatch": "////"} if kind == "bwdW" and scale and scale.hatched else {}
-            entries.append((text, {"facecolor": grey_of(kind), "edgecolor": "white", **hatch}))
+            entries.append((text, {"facecolor": oklch(lightness, 0.0, 0.0), "edgecolor": "white", **hatch}))
     if any(not box.task and not box.waits for box in boxes):
         entries.append(("outside the loop", {"facecolor": OTHER}))
     if any(box.waits for box in boxes):

@@ -52,11 +52,6 @@ def colour_of(kind: TaskKind, nth: int, of: int, along: float) -> Colour:
     return oklch(lightness + lighter, chroma, 268.0 - drift * along - 360.0 * turn)
 
 
-def grey_of(kind: TaskKind) -> Colour:
-    """The colour of a kind of task in legends, for all stages."""
-    return oklch(KINDS[kind][1], 0.0, 0.0)
-
-
 def oklch(lightness: float, chroma: float, hue: float) -> Colour:
     """The nearest sRGB colour to a perceived lightness and chroma, and a hue in degrees.
 

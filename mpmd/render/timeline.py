@@ -110,7 +110,7 @@ def _draw_lanes(figure: Figure, chart: Chart, scale: Scale, top: float, width: f
 
 def _memory_height(chart: Chart) -> float:
     groups = len(chart.groups)
-    return GAP + min(max(2.75 / groups, 0.03), 0.3) * groups if chart.has_memory else 0.0
+    return GAP + min(max(2.75 / groups, 0.03), 0.3) * groups if any(chart.peaks) else 0.0
 
 
 def _draw_memory(figure: Figure, chart: Chart, top: float, width: float, height: float) -> Axes:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpmd.attribution.gaps import Causes, IdleSpan
-from mpmd.attribution.ideal import undisturbed
 from mpmd.ir.plan import OutsideTask
 from mpmd.render.page.palette import SIMULATED
 from mpmd.render.page.schema import GroupData, PathData, SimulationData
@@ -15,11 +14,6 @@ from mpmd.render.page.subject import Subject
 from mpmd.simulate.workload import StepTimes
 
 BUSY_SPANS = 400
-
-
-def simulated_steps(subject: Subject) -> tuple[StepTimes[int], ...]:
-    """The step with median times and nothing between tasks, and the ideal one."""
-    return undisturbed(subject.measured.workload), subject.attribution.ideal
 
 
 def simulations_data(subject: Subject, steps: Sequence[StepTimes[int]]) -> list[SimulationData]:
@@ -97,7 +91,6 @@ def _names(subject: Subject, operations: Sequence[int]) -> dict[int, str]:
 
 
 def busy_shares(subject: Subject) -> list[float]:
-    """The share of groups that run a task, in equal spans of the step."""
     measured = subject.measured
     edges = np.linspace(0, measured.returned, BUSY_SPANS + 1)
     busy = np.zeros(BUSY_SPANS)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpmd.render.page.lanes import busy_shares, groups_data, path_data, simulated_steps, simulations_data
+from mpmd.attribution.ideal import undisturbed
+from mpmd.render.page.lanes import busy_shares, groups_data, path_data, simulations_data
 from mpmd.render.page.memory import memory_data
 from mpmd.render.page.palette import CAUSES, SIMULATED, TASKS, with_total
 from mpmd.render.page.schema import Amount, Fact, FindingData, PageData
@@ -13,7 +14,8 @@ from mpmd.render.page.tables import capitalized, sections_data, types_data
 
 
 def page_data(subject: Subject) -> PageData:
-    simulated, types, memory = simulated_steps(subject), types_data(subject), memory_data(subject)
+    simulated = undisturbed(subject.measured.workload), subject.attribution.ideal
+    types, memory = types_data(subject), memory_data(subject)
     return PageData(
         name=subject.name,
         makespan=subject.measured.returned,
