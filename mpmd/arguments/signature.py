@@ -116,7 +116,6 @@ class CallSignature:
 
 
 def _describe_all(leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The shapes and dtypes of the leaves of the traced arguments. Raises as ``bind``."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         check_untraced(zip(argument_paths(args, kwargs), leaves, strict=True))
     try:
@@ -139,7 +138,6 @@ def _check_hashable(static: tuple[tuple[int | str, Any], ...]) -> None:
 
 
 def _takes_any_number(fun: Callable) -> bool:
-    """Whether ``fun`` has a ``*args`` parameter, or no signature."""
     return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in _parameters(fun))
 
 

@@ -60,7 +60,6 @@ class _Donation(NamedTuple):
 
 
 _MOST_SHOWN = 8
-"""The most numbers of a value that its text shows."""
 
 
 @delegate_to_value
@@ -185,13 +184,11 @@ class MpmdArray(jax.Array):
         return self._held.handle
 
     def hold(self, held: Held) -> None:
-        """Makes the array stand for another value and drop its own; also a deleted array."""
         if not self._deleted:
             self.runtime.free(self.mpmd_idxs, self._held.handle)
         self._held, self._deleted, self._copying = held, False, None
 
     def take_over(self, other: MpmdArray) -> None:
-        """Makes the array stand for the value of another one, which is deleted then."""
         other._deleted = True
         self.hold(other._held)
 
@@ -368,7 +365,6 @@ def _leaf_to_host(leaf: Any) -> Any:
 
 
 def placement_on(leaf: Any, runtime: Runtime) -> Placement:
-    """The placement of a leaf that groups of ``runtime`` hold; ``ANYWHERE`` for any other leaf."""
     return leaf.placement if isinstance(leaf, MpmdArray) and leaf.runtime is runtime else ANYWHERE
 
 

@@ -41,7 +41,6 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
-        """The sum of all known parts."""
         return sum(getattr(self, field.name) or 0 for field in dataclasses.fields(self))
 
 
@@ -87,8 +86,6 @@ def group_memories(
 
 
 class _Group:
-    """A group with the needs of its messages and its executables."""
-
     def __init__(
         self,
         plan: Plan,

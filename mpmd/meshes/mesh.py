@@ -195,7 +195,6 @@ def _faults_of_all(meshes: Sequence[Mesh]) -> Iterator[str]:
 
 
 def _faults_of_groups(meshes: Sequence[Mesh], mpmd_axis_name: str | None) -> Iterator[str]:
-    """The reasons why these cannot be the meshes of groups."""
     if not meshes:
         yield "there is no mesh in the list: give one for each group"
         return

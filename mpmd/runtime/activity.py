@@ -20,19 +20,14 @@ class ActivityKind(enum.Enum):
 
 
 class Loading(str):
-    """The text for a part of loading a program, such as compiling one executable."""
-
     kind = ActivityKind.LOAD
 
 
 class Computing(str):
-    """The text for a wait for computations of the devices."""
-
     kind = ActivityKind.TASK
 
 
 FINISHING = Computing("waiting for the devices at the end")
-"""The end of a step."""
 
 
 class Doing(NamedTuple):
@@ -84,6 +79,5 @@ class Activity:
             self.now = (before, time.perf_counter())
 
     def read(self) -> Doing:
-        """The current activity. May be called from any thread."""
         (what, since), step = self.now, self.step
         return Doing(str(what), step, getattr(what, "kind", ActivityKind.OTHER), time.perf_counter() - since)

@@ -132,7 +132,6 @@ def device_times(recorded: Sequence[ProcessTimes], spans: Sequence[TaskSpan]) ->
 
 
 def _on_device(task: TaskTime, span: TaskSpan, ahead: int) -> TaskTime:
-    """The task with the begin and end of the devices' work, clipped to the task's own begin and end."""
     if span.start is None or span.end is None:
         return task
     start = min(max(span.start - ahead, task.start), task.end)

@@ -77,7 +77,6 @@ def _moved(array: Array, here: jax.sharding.Mesh, there: jax.sharding.Mesh) -> j
 
 
 _Call = tuple[Callable[[], Any], Callable[[], AbstractContextManager], Future]
-"""A call, the context that it is made in, and the future of its result."""
 
 
 class _GroupThread:
@@ -122,7 +121,6 @@ class _GroupThread:
         self.worker.close()
 
     def _fail_rest(self) -> None:
-        """Fails the calls that came after the end."""
         with contextlib.suppress(queue.Empty):
             while True:
                 if (item := self._calls.get_nowait()) is not None:
@@ -138,7 +136,6 @@ class _GroupThread:
         self._calls.put(None)
 
     def join(self) -> None:
-        """Waits for the end, unless this is the thread itself."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -247,7 +244,6 @@ class InProcessRuntime(Runtime):
             self._inboxes[mpmd_idx].abort(step, reason)
 
     def status(self) -> tuple[tuple[str, int], ...]:
-        """Each group's activity, and the number of calls that it has not begun. Does not wait for steps."""
         return tuple((str(group.worker.activity.read()), group.pending) for group in self._groups)
 
     def close(self) -> None:

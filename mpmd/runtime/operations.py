@@ -82,7 +82,6 @@ class RunTask:
         return f"running {self.text}"
 
     def perform(self, state: StepState) -> None:
-        """Raises ``TaskError`` when the executable fails."""
         table, recording = state.table, state.recording
         state.activity.now = (self, time.perf_counter())
         before = None if recording is None else (time.perf_counter_ns(), recording.processor_time())
@@ -149,7 +148,6 @@ class ReceiveMessage:
         return f"waiting for message {self.tag} of group {self.src}"
 
     def perform(self, state: StepState) -> None:
-        """Raises ``StepAborted`` when the step fails elsewhere."""
         state.activity.now = (self, time.perf_counter())
         start = 0 if state.recording is None else time.perf_counter_ns()
         message = MessageId(state.run, self.src, self.dst, self.tag)
@@ -195,7 +193,6 @@ class CheckValues:
     texts: tuple[str, ...]
 
     def perform(self, state: StepState) -> None:
-        """Raises ``NonFiniteError`` naming the first such value."""
         assert state.refused is not None, "the executor leaves checks out of other steps"
         position = first_refused([state.table[slot] for slot in self.values], state.refused)
         if position is not None:

@@ -46,7 +46,6 @@ class LoadedProgram:
 
     @property
     def plan(self) -> Plan:
-        """The program's plan, with the memory that XLA needs for its executables, where backends say it."""
         memory: dict[str, ExecutableMemory] = {}
         for reply in self.replies.values():
             for name, needed in reply.memory.items():
@@ -163,11 +162,9 @@ class Runtime(abc.ABC):
         self._released.add_handle(mpmd_idxs, handle)
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Ends the groups, which drop all programs and values."""
+    def close(self) -> None: ...
 
     def _releases_of_others(self, mpmd_idxs: Collection[int]) -> Iterator[tuple[int, Released]]:
-        """Takes the releases of the groups that are not among ``mpmd_idxs``, and so get no step now."""
         for group in range(len(self.processes_per_group)):
             if group not in mpmd_idxs and (released := self._released.take(group)) != NOTHING_RELEASED:
                 yield group, released

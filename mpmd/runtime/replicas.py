@@ -86,7 +86,6 @@ def _unequal(type: str, copies: Sequence[_Replica]) -> UnequalReplicas:
 
 
 def inconclusive_text(unequal: Sequence[UnequalReplicas]) -> str:
-    """The text on copies that differ and may rightly do so."""
     groups = sorted({mpmd_idx for each in unequal for mpmd_idx in each.mpmd_idxs})
     names = " and ".join(f"group {mpmd_idx}" for mpmd_idx in groups)
     return (

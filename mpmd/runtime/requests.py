@@ -157,7 +157,6 @@ class StepRequest(Request["StepReply"]):
         return (*self.inputs, *self.outputs, *self.host_arrays)
 
     def join(self, answers: Sequence[StepReply]) -> StepReply:
-        """The reply of the first process, with the times, events and the most memory of all processes."""
         if len(answers) == 1:
             return answers[0]
         measured = [reply.memory for reply in answers if reply.memory is not None]
@@ -263,8 +262,6 @@ class Release(Request[None]):
 
 @dataclasses.dataclass(frozen=True)
 class Digests(Request[tuple[ProcessDigests, ...]]):
-    """Asks for the digests of all values that live on a group, after the steps submitted before."""
-
     def join(self, answers: Sequence[ProcessDigests]) -> tuple[ProcessDigests, ...]:
         return tuple(answers)
 
@@ -354,11 +351,9 @@ def add_reply(error: BaseException, reply: StepReply) -> None:
 
 
 def reply_of(reply: Future[StepReply]) -> StepReply:
-    """Waits for a group. Returns its reply, or the reply that ``add_reply`` has added to its error."""
     error = reply.exception()
     return reply.result() if error is None else sent_with(error)
 
 
 def sent_with(error: BaseException) -> StepReply:
-    """The reply that ``add_reply`` has added to an error; an empty one by default."""
     return getattr(error, "reply", None) or StepReply({})

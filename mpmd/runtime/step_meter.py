@@ -21,7 +21,6 @@ from mpmd.runtime.device_memory import MemoryUse
 from mpmd.runtime.requests import StepReply
 
 RECENT = 16
-"""The number of steps over which the current rate is taken."""
 
 _POLL_SECONDS = 0.01
 """The seconds between two looks of ``wait``: no step pays for somebody who waits."""
@@ -122,18 +121,15 @@ class StepMeter:
 
     @classmethod
     def of(cls, fun: Callable, mesh: MeshWithRecoveries) -> StepMeter:
-        """The meter of a function, which may have no name of its own."""
         return cls(getattr(fun, "__name__", type(fun).__name__), mesh)
 
     @property
     def recovery_seconds(self) -> tuple[float, ...]:
-        """The duration of each recovery of the mesh so far; none after the mesh was dropped."""
         mesh = self._mesh()
         return () if mesh is None else tuple(mesh.recovery_seconds)
 
     @property
     def under_way(self) -> int:
-        """The number of steps that were called and have not ended."""
         over = self.totals.ended + self.totals.failed  # read first: steps may begin and end meanwhile
         return self._begun - over
 
@@ -152,12 +148,10 @@ class StepMeter:
             self._listeners = tuple(other for other in self._listeners if other is not listener)
 
     def check(self) -> None:
-        """Raises what a listener has to raise before the next step."""
         for listener in self._listeners:
             listener.check()
 
     def hand_over(self) -> None:
-        """Lets listeners work, while the step that was called just now runs."""
         for listener in self._listeners:
             listener.hand_over()
 
@@ -187,7 +181,6 @@ class StepMeter:
                 listener.add(StepEnd(begun, now, has_failed, bytes_sent))
 
     def wait(self) -> None:
-        """Waits until all steps that were called have ended."""
         begun = self._begun
         while self.totals.ended + self.totals.failed < begun:
             time.sleep(_POLL_SECONDS)
@@ -201,7 +194,6 @@ class StepMeter:
         return True
 
     def read_memory(self, replies: Mapping[int, Future[StepReply]]) -> None:
-        """Takes the memory of each group from its reply, when that comes."""
         for mpmd_idx, reply in replies.items():
             reply.add_done_callback(functools.partial(self._note_memory, mpmd_idx))
 
@@ -224,13 +216,11 @@ class StepMeters:
         self._dropped: dict[str, StepTotals] = {}
 
     def add(self, meter: StepMeter) -> None:
-        """Adds a meter if it is not among the meters yet."""
         with self._lock:
             self._sum_dropped()
             self._meters.setdefault(weakref.ref(meter), meter.totals)
 
     def all(self) -> list[StepMeter]:
-        """Returns the meters of steps that somebody still holds."""
         with self._lock:
             return [meter for known in self._meters if (meter := known()) is not None]
 

@@ -158,7 +158,6 @@ class GroupWorker:
         )
 
     def answer(self, request: Request) -> Any:
-        """This process's answer to a request of the driver."""
         match request:
             case StepRequest():
                 return self._run_step(request)
@@ -334,15 +333,12 @@ class GroupWorker:
             self._ahead.pop(number, None)
 
     def keep_only(self, programs: Collection[int]) -> None:
-        """Drops every program that is not in ``programs``, also programs that are compiled in part."""
         self.release(Released(programs=tuple((self._programs.keys() | self._ahead.keys()) - set(programs))))
 
     def has_program(self, number: int) -> bool:
-        """Whether a program is loaded, or compiled in part."""
         return number in self._programs or number in self._ahead
 
     def close(self) -> None:
-        """Drops all values and programs."""
         self._values.clear()
         self._captured.clear()
         self._copies.clear()

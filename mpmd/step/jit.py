@@ -156,8 +156,6 @@ mpmd_jit_with_loop = jit
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """The options of ``mpmd.jit`` beside the function, the mesh and the kinds of arguments."""
-
     in_specs: Any
     out_specs: Any
     partial_sums: PartialSums
@@ -196,7 +194,6 @@ class MpmdFunction(ShownAsText):
         self._signature = signature
         self._options = options
         self.meter = StepMeter.of(fun, mesh)
-        """Counts the steps of the function."""
         self._in_specs = SpecsOfCalls(
             options.in_specs, options.kwarg_specs, mesh.abstract_submeshes, mesh.mpmd_axis_name
         )
@@ -212,7 +209,6 @@ class MpmdFunction(ShownAsText):
         return "\n".join([f"mpmd.jit of {self.meter.name} for {groups} groups, {compiled}", *plans])
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Binds a method's first argument, as functions do."""
         return self if instance is None else types.MethodType(self, instance)
 
     @api_boundary
@@ -288,7 +284,6 @@ class MpmdFunction(ShownAsText):
 
     @property
     def only_step(self) -> LoadedStep:
-        """The compiled step. Raises ``ValueError`` when there is none, or several."""
         compiled = self._compiled_steps()
         if len(compiled) != 1:
             raise ValueError(
@@ -310,7 +305,6 @@ class MpmdFunction(ShownAsText):
         return self._load(call).submit(call)[0]
 
     def _load(self, call: Call) -> LoadedStep:
-        """The step that serves a call, compiled if none of its kind came before."""
         loaded = self._loaded.setdefault(self._mesh.runtime, {})
         anywhere = _CallKind(trace_context(), self._in_specs.of(call), call.key)
         if step := loaded.get(anywhere):
@@ -331,10 +325,6 @@ class MpmdFunction(ShownAsText):
         return loaded[later]
 
     def _held(self, call: Call) -> tuple[Placement, ...]:
-        """The placement of each leaf on the groups. Groups that hold none do not have to run.
-
-        Raises: ``ValueError`` naming the leaves that groups outside of the step's part hold.
-        """
         if not any(isinstance(leaf, MpmdArray) for leaf in call.leaves):
             return (ANYWHERE,) * len(call.leaves)
         return placements_in(self._mesh, call.placements(self._mesh.runtime), call.paths)

@@ -60,14 +60,6 @@ class StepRequests:
         measure_memory: bool,
         captures: Mapping[int, Capture],
     ) -> dict[int, StepRequest]:
-        """The request to each group that takes part.
-
-        Args:
-          delivery: gets the values that groups are sent.
-          results: the handles, by their positions.
-          profile, measure_memory: as in the requests.
-          captures: the tasks that groups are to keep.
-        """
         arguments = self._arguments(call, runtime, delivery)
         number, refused = runtime.next_step(), NonFinitePolicy.here()
         return {
