@@ -108,7 +108,6 @@ class CallSignature:
     def _meant(
         self, argnums: tuple[int, ...], args: tuple, kwargs: Mapping[str, Any]
     ) -> tuple[set[int], set[str]]:
-        """The arguments of a call that positions mean: those passed by position, and those passed by name."""
         num_positional = len(args) + sum(name in kwargs for name in self.names)
         from_start = {i if i >= 0 else i + num_positional for i in argnums}
         by_position = {i for i in from_start if 0 <= i < len(args)}

@@ -62,7 +62,6 @@ class GroupMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that a device needs at once: values, messages, and temporaries if known."""
         return self.peak.total
 
 

@@ -67,7 +67,6 @@ class Activity:
 
     @contextlib.contextmanager
     def during(self, what: str, step: int | None = None) -> Iterator[None]:
-        """Records ``what``, of the step under way or of ``step``; at the end, the operation before it."""
         before, step_before = self.now[0], self.step
         self.now = (what, time.perf_counter())
         if step is not None:

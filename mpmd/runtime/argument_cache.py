@@ -109,9 +109,9 @@ class ArgumentCache:
         if reply.exception() is not None:
             self._invalid.extend(entries)
 
-    def forget_before(self, handle: Handle, mpmd_idxs: Iterable[int] | None = None) -> None:
-        """Groups, by default all, have lost the values of earlier handles. May be called from any thread."""
-        for mpmd_idx in range(len(self._oldest)) if mpmd_idxs is None else mpmd_idxs:
+    def forget_before(self, handle: Handle, mpmd_idxs: Iterable[int]) -> None:
+        """Groups have lost the values of earlier handles. May be called from any thread."""
+        for mpmd_idx in mpmd_idxs:
             self._oldest[mpmd_idx] = handle
 
     def _died(self, key: _Key, handle: Handle, _: weakref.ref[jax.Array]) -> None:

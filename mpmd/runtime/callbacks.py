@@ -36,7 +36,7 @@ class CallbackThreads:
         replies: Iterable[Future[StepReply]],
         callbacks: Sequence[HostCallback],
         plan: Plan,
-        part: str | None = None,
+        part: str | None,
     ) -> Future[None]:
         """Calls the callbacks of a part's step when all groups have replied or failed; returns at once.
 

@@ -24,7 +24,6 @@ from mpmd.ir.plan import Executable, Spec
 from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program
 from mpmd.runtime.compile_once import compile_for
-from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.inbox import ArrayArrival, Inbox
 from mpmd.runtime.protocol import LoadedProgram, Runtime
 from mpmd.runtime.requests import Release, Released, Request, StepReply, StepRequest
@@ -71,7 +70,6 @@ class InProcessTransport:
 
 
 def _moved(array: Array, here: jax.sharding.Mesh, there: jax.sharding.Mesh) -> jax.sharding.Sharding:
-    """The sharding over another submesh that an array has over its own; replicated where it does not fit."""
     spec = () if isinstance(array, np.ndarray) else spec_of(array.sharding, here, array.ndim)
     return to_sharding(fitting(spec, array.shape, there.shape), there)
 
@@ -80,8 +78,6 @@ _Call = tuple[Callable[[], Any], Callable[[], AbstractContextManager], Future]
 
 
 class _GroupThread:
-    """Carries out calls on one worker, in order, in a thread of its own."""
-
     def __init__(self, worker: GroupWorker):
         self.worker = worker
         self._closed = False
@@ -92,7 +88,6 @@ class _GroupThread:
         self._thread.start()
 
     def submit(self, call: Callable[[], Any]) -> Future:
-        """Raises ``RuntimeError`` when the thread was closed."""
         if self._closed:
             raise RuntimeError(_CLOSED)
         future: Future = Future()
@@ -148,7 +143,7 @@ def _close_all(groups: Sequence[_GroupThread]) -> None:
 
 
 class InProcessRuntime(Runtime):
-    def __init__(self, submeshes: Sequence[jax.sharding.Mesh], max_in_flight: int = MAX_IN_FLIGHT):
+    def __init__(self, submeshes: Sequence[jax.sharding.Mesh], max_in_flight: int):
         super().__init__([1] * len(submeshes), max_in_flight)
         self._submitting = threading.Lock()  # a step is submitted to all groups or to none
         self.traced_groups = (0,)

@@ -91,7 +91,6 @@ class Inbox:
             self._woken.put(None)
 
     def take(self, message: MessageId) -> Arrival:
-        """Raises ``StepAborted`` when the step of ``message`` was aborted."""
         while (item := self._arrived.pop(message, None)) is None:
             self._wait_for_event(message.step)
         self.arrived, arrival = item

@@ -18,8 +18,6 @@ from mpmd.ir.plan import AnyTask, GroupProgram, Name, OutsideTask, Plan, Send
 
 
 class NonFinitePolicy(NamedTuple):
-    """The values that are errors: NaNs, infinities, or both."""
-
     nans: bool
     infs: bool
 

@@ -186,8 +186,6 @@ class Fetch(Request[Any]):
 
 
 class StoredArray(NamedTuple):
-    """An array to read: its TensorStore specification, and the dtype and the sharding that it gets."""
-
     opened_by: JsonSpec
     dtype: np.dtype
     spec: Spec

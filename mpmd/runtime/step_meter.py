@@ -186,7 +186,6 @@ class StepMeter:
             time.sleep(_POLL_SECONDS)
 
     def asks_for_memory(self) -> bool:
-        """Whether the next step's replies are to have the memory: once in ``MEMORY_SECONDS``."""
         now = time.perf_counter()
         if now < self._memory_asked + MEMORY_SECONDS:
             return False

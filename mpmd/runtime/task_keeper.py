@@ -66,11 +66,6 @@ class TaskKeeper:
         ]
 
     def kept(self, mpmd_idx: int, device: jax.Device) -> tuple[Captured, tuple[jax.Array, ...]] | None:
-        """The task that was kept, and its values; ``None`` if no such task has begun.
-
-        Args:
-          mpmd_idx, device: the group, and one of its devices.
-        """
         if self._task is None:
             return None
         lost = tuple(i for i, value in enumerate(self._operands) if _is_gone(value))

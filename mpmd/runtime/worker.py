@@ -322,7 +322,7 @@ class GroupWorker:
         self._values = dict(values)
 
     def release(self, released: Released) -> None:
-        """Drops values and programs. Ignores handles of donated values and programs that were not loaded."""
+        """Ignores handles of donated values, and programs that were not loaded."""
         for handle in released.handles:
             self._values.pop(handle, None)
             self._captured.pop(handle, None)

@@ -22,12 +22,6 @@ from mpmd.validation import int_fault, path_fault, raise_faults, str_fault
 
 
 def check_capture(plan: Plan, task: str, to: str | os.PathLike[str], mpmd_idx: int | None) -> int:
-    """Checks the arguments of ``step.capture``, and returns the group that runs the task.
-
-    Args:
-      plan: of the whole mesh.
-      mpmd_idx: the group, if the caller has named it; by default the first that runs the task.
-    """
     raise_faults(
         str_fault("task", task),
         path_fault("to", to),

@@ -124,7 +124,7 @@ def jit(
         choice_fault("gather", gather, get_args(Gather)),
         *specs_faults("in_shardings", in_shardings),
         *specs_faults("out_shardings", out_shardings),
-        *keyword_specs_faults("kwarg_shardings", kwarg_shardings),
+        *keyword_specs_faults(kwarg_shardings),
         title="mpmd.jit: ",
     )
     assert mpmd_mesh is not None, "it was checked"
@@ -327,7 +327,7 @@ class MpmdFunction(ShownAsText):
     def _held(self, call: Call) -> tuple[Placement, ...]:
         if not any(isinstance(leaf, MpmdArray) for leaf in call.leaves):
             return (ANYWHERE,) * len(call.leaves)
-        return placements_in(self._mesh, call.placements(self._mesh.runtime), call.paths)
+        return placements_in(self._mesh, call, self._mesh.runtime)
 
     def _compile(
         self, call: Call, in_specs: Sequence[Spec | None] | None, held: Sequence[Placement]

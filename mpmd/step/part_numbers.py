@@ -17,20 +17,15 @@ from mpmd.runtime.protocol import LoadedProgram, Runtime
 from mpmd.util.tables import first_few
 
 
-def placements_in(
-    mesh: GroupMesh, placements: Sequence[Placement], paths: Sequence[str]
-) -> tuple[Placement, ...]:
-    """Converts the placements of a call's leaves to the numbers that the groups have in ``mesh``.
-
-    Args:
-      paths: the names of the leaves to users.
+def placements_in(mesh: GroupMesh, call: Call, runtime: Runtime) -> tuple[Placement, ...]:
+    """The placement of each leaf of a call, by the numbers that the groups have in ``mesh``.
 
     Raises: ``ValueError`` naming the leaves with a layer range that no group of the part holds.
     """
-    numbers = mesh.numbers
+    placements, numbers = call.placements(runtime), mesh.numbers
     elsewhere = [
         path
-        for path, placement in zip(paths, placements, strict=True)
+        for path, placement in zip(call.paths, placements, strict=True)
         if placement.mpmd_idxs and not all(numbers.keys() & set(held.mpmd_idxs) for held in placement.ranges)
     ]
     if elsewhere:
@@ -54,7 +49,7 @@ def placements_in(
 
 def check_in_part(mesh: GroupMesh, call: Call, runtime: Runtime) -> None:
     if isinstance(mesh, PartMesh):
-        placements_in(mesh, call.placements(runtime), call.paths)
+        placements_in(mesh, call, runtime)
 
 
 def peaks_in(mesh: GroupMesh, peaks: Sequence[int | None]) -> tuple[int | None, ...]:

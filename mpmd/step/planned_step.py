@@ -108,7 +108,7 @@ class PlannedStep(ShownAsText, abc.ABC):
         return self._shardings(self.out_tree, self.compiled.step.result_leaves, self.plan.outputs)
 
     def _shardings(self, tree: Any, leaves: Iterable[Leaf], values: Iterable[InputLeaf | OutputLeaf]) -> Any:
-        """Returns a pytree of shardings over the shapes of submeshes; a stack has its first range's."""
+        """A stacked leaf has the sharding of its first layer range."""
         of_names = {
             value.path: to_sharding(value.spec or (), self.submeshes[min(value.mpmd_idxs, default=0)])
             for value in values
