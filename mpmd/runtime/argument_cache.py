@@ -50,7 +50,6 @@ class ArgumentCache:
     Args:
       next_handle: returns a handle that was never used before.
       free: drops the value under a handle on groups, with their next request.
-      num_groups: the number of groups.
     """
 
     def __init__(

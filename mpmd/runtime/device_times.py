@@ -32,7 +32,6 @@ class TaskSpan(NamedTuple):
     """A task in a trace, in nanoseconds of the trace's clock.
 
     Attributes:
-      name: the name of the task.
       called: the begin of the annotation.
       start, end: begin and end of the devices' work; ``None`` where the devices recorded no work.
     """

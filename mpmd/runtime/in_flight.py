@@ -33,7 +33,7 @@ class StepsInFlight:
         self._places[part].acquire()
 
     def leave(self, part: str | None = None) -> None:
-        """For a step that was not submitted."""
+        """Undoes ``enter`` for a step that was not submitted."""
         self._places[part].release()
 
     def leave_after(

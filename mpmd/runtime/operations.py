@@ -41,11 +41,7 @@ class StepState:
 
     Attributes:
       run: the number of the step's run, equal on all groups; it names the step's messages.
-      activity: the record of the group's current operation.
-      refused: the values that are errors, if any.
-      recording: the record of its times, if there is to be one.
-      digests: the messages so far, with digests, if there are to be digests.
-      keeper: keeps the operands and results of a task, if one is to be captured.
+      refused, recording, digests, keeper: ``None`` in steps that need none.
       callback_operands: the operands of callbacks so far, still on the devices.
       table: its values by slot.
     """

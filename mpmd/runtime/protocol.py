@@ -58,10 +58,6 @@ class LoadedProgram:
 class Runtime(abc.ABC):
     """The groups of one mesh, as the driver sees them. Requests to groups go through ``ask``.
 
-    Args:
-      processes_per_group: the number of processes of each group.
-      max_in_flight: how many steps may be under way.
-
     Attributes:
       arguments: knows which arguments the groups keep for later calls.
       callbacks: make the calls that steps ask of the driver.

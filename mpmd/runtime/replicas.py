@@ -21,8 +21,6 @@ class UnequalReplicas:
     """A shard of a value that has several contents.
 
     Attributes:
-      mpmd_idxs: the groups that have the shard.
-      type: of the value.
       holders: for each content the devices that have it, as text.
       is_conclusive: whether all holders have to compute the same bits.
     """

@@ -311,15 +311,10 @@ class CallbackOperands:
 
 @dataclasses.dataclass(frozen=True)
 class StepReply:
-    """A group's reply to a step.
+    """A group's reply to a step, with the parts for which ``StepRequest`` asks.
 
     Attributes:
-      inline: the small results of the group.
-      times: the times of the group's processes, if the request has ``profile``.
-      callback_operands: the operands of callbacks.
-      memory: the memory in use at the end of the step, if the request has ``measure_memory``.
-      events: the messages of the group's processes, with digests, if the request has ``digests``.
-      captured: the task that was kept, if one was named.
+      inline: the results of at most ``INLINE_BYTES``.
     """
 
     inline: Mapping[Handle, np.ndarray]

@@ -73,9 +73,7 @@ class StepTotals:
     """The numbers of a function that only grow. They refer to no meter, and outlive it.
 
     Attributes:
-      name: of the function.
-      ended: how many steps have ended well.
-      failed: how many have failed.
+      ended: the number of steps that have not failed.
       driver_seconds: seconds, after the first step, in which no step was under way because the driver had
         not called the next one.
     """
@@ -98,11 +96,9 @@ class StepMeter:
     """Counts all steps of a function, for any shapes. Thread-safe.
 
     Args:
-      name: of the function.
       mesh: the groups; it is not kept alive.
 
     Attributes:
-      totals: the numbers that only grow.
       last_end: when the last step ended, of ``time.perf_counter``; 0 before that.
       memory: the memory of each group at the end of its last measured step. Each measurement is a new object.
     """

@@ -59,12 +59,9 @@ class GroupWorker:
     order.
 
     Args:
-      mpmd_idx: the group.
-      submesh: the devices of the group.
       transport_of: returns the transport for a plan: this group's end of the edges to other groups.
       agree: is called with a step and why this process cannot run it, if so. Waits until all processes of the
         group have come to the step; raises ``StepAborted`` in all processes when one cannot run it.
-      activity: the record of its current operation; ``None``: a new one.
       of_donated: the text in errors about values that a failed step has taken over.
       rank: the number of this process within the group.
       is_alone: whether no other group is in this process.

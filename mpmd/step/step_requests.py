@@ -19,8 +19,6 @@ class StepRequests:
 
     Args:
       loaded: the program of the step, with the numbers of the mesh.
-      argument_leaves: the step's argument leaves.
-      groups: the groups that run the step.
     """
 
     def __init__(self, loaded: LoadedProgram, argument_leaves: Sequence[Leaf], groups: Sequence[int]):
