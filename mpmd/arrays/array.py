@@ -248,9 +248,7 @@ class MpmdArray(jax.Array):
 
         Fetches and waits; the copies are fetched together. Raises as reading the array does.
         """
-        self.runtime.check_process()
-        for mpmd_idx in self.mpmd_idxs:
-            self._held.future.reply(mpmd_idx)
+        self.block_until_ready()
         fetching = [self.runtime.fetch(mpmd_idx, self.handle) for mpmd_idx in self.mpmd_idxs]
         values = [self._typed(fetched.result()) for fetched in fetching]
         return {
@@ -278,11 +276,6 @@ class MpmdArray(jax.Array):
         mesh = Mesh(array.sharding.mesh.devices, axes.axis_names, axes.axis_types)
         return jax.device_put(array, NamedSharding(mesh, array.sharding.spec))
 
-    def _fetch(self, mpmd_idx: int) -> jax.Array | np.ndarray:
-        self.runtime.check_process()
-        self._held.future.reply(mpmd_idx)
-        return self.runtime.fetch(mpmd_idx, self.handle).result()
-
     def copy_to_host_async(self) -> None:
         """Starts to fetch the value for the next read. Does not wait; ``jax.device_get`` calls this."""
         if self._copying is None and self.nbytes > INLINE_BYTES:  # a smaller value comes with the reply
@@ -296,7 +289,7 @@ class MpmdArray(jax.Array):
         if handle in inline:
             return inline[handle]
         copying, self._copying = self._copying, None
-        return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
+        return np.asarray((copying or self.runtime.fetch(mpmd_idx, self.handle)).result())
 
     @api_boundary
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:

@@ -258,15 +258,15 @@ class MpmdFunction(ShownAsText):
         self, *args: Any, steps: int = 1, trace_dir: str | os.PathLike | None = None, **kwargs: Any
     ) -> Profile:
         """Runs steps as ``LoadedStep.profile`` does; compiles first where a call would."""
-        call = self._signature.bind(args, kwargs)
-        return self._load(call).profile(*args, steps=steps, trace_dir=trace_dir, **kwargs)
+        step = self.compile(*args, **kwargs)
+        return step.profile(*args, steps=steps, trace_dir=trace_dir, **kwargs)
 
     @api_boundary
     def capture(
         self, *args: Any, task: str, to: str | os.PathLike, mpmd_idx: int | None = None, **kwargs: Any
     ) -> Any:
         """Runs a step and writes a task as ``LoadedStep.capture`` does; compiles first where a call would."""
-        step = self._load(self._signature.bind(args, kwargs))
+        step = self.compile(*args, **kwargs)
         return step.capture(*args, task=task, to=to, mpmd_idx=mpmd_idx, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
