@@ -89,7 +89,6 @@ def with_scan_counts(
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """The numbers of constants and of carried values of a scan with these parameters."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()

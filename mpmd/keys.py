@@ -21,7 +21,6 @@ def to_aval(var: Any) -> Aval:
 
 
 def is_key(aval: Any) -> bool:
-    """Whether values of a type are typed random number generator keys."""
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
@@ -32,10 +31,8 @@ def raw(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def encode(value: Any) -> Any:
-    """A value as the plan has it."""
     return jax.random.key_data(value) if is_key(value) else value
 
 
 def decode(value: Any, aval: Any) -> Any:
-    """The inverse of ``encode`` for a value of type ``aval``."""
     return jax.random.wrap_key_data(value, impl=key_impl_name(aval.dtype)) if is_key(aval) else value

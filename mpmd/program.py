@@ -58,13 +58,10 @@ class Program:
 
 
 def arguments(executable: Executable) -> list[jax.ShapeDtypeStruct]:
-    """The executable's inputs as JAX describes them."""
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in executable.inputs]
 
 
 def jitted(function: Function, executable: Executable, submesh: jax.sharding.Mesh | AbstractMesh):
-    """``function`` under ``jax.jit`` with the executable's shardings on a submesh, and its donations."""
-
     def shardings(specs):
         return tuple(None if spec is None else to_sharding(spec, submesh) for spec in specs)
 
@@ -78,7 +75,6 @@ def jitted(function: Function, executable: Executable, submesh: jax.sharding.Mes
 
 
 def check_exportable(program: Program) -> None:
-    """Raises ``ValueError`` naming the lines of callbacks that have to run where the step was traced."""
     if program.python_calls:
         calls = "\n  ".join(program.python_calls)
         raise ValueError(
@@ -93,7 +89,6 @@ def check_exportable(program: Program) -> None:
 def export_function(
     function: Function, executable: Executable, submesh: AbstractMesh, platform: str
 ) -> bytes:
-    """``jax.export`` bytes of an executable's function, for a submesh of that shape on a platform."""
     export_two_bit_integers()
     return bytes(exported(function, executable, submesh, platform).serialize())
 
@@ -101,7 +96,6 @@ def export_function(
 def exported(
     function: Function, executable: Executable, submesh: AbstractMesh, platform: str
 ) -> export.Exported:
-    """An executable's function in JAX's export format, for a submesh of that shape on a platform."""
     # Exporting ignores donation, which the group declares when it compiles the function.
     undonated = dataclasses.replace(executable, donated=())
     with within(submesh):

@@ -25,7 +25,6 @@ AnyMesh = TypeVar("AnyMesh", bound=Mesh | AbstractMesh)
 
 
 def to_sharding(spec: Spec, mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """The sharding that ``spec`` means on a submesh."""
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
@@ -33,7 +32,6 @@ WITHOUT_PARTIAL_SUMS = (
     "which has unreduced or reduced axes; leave them out: groups keep partial sums over their devices by "
     "themselves, as partial_sums of mpmd.jit says"
 )
-"""The fault of a spec that says which axes a value is a partial sum over."""
 
 
 def entries_of(partition_spec: PartitionSpec) -> tuple[Any, ...]:
@@ -83,24 +81,20 @@ def within(submesh: AbstractMesh) -> Iterator[None]:
 
 
 def is_explicit(mesh: Mesh | AbstractMesh) -> bool:
-    """Whether the mesh has explicit axes, along which the types of values say how they are sharded."""
     return AxisType.Explicit in mesh.axis_types
 
 
 def axes_named(sharding: NamedSharding) -> set[str]:
-    """The mesh axes in a sharding's spec."""
     return axes_of(tuple(entry for entry in sharding.spec if isinstance(entry, str | tuple)))
 
 
 def explicit_sharding(aval: Any) -> NamedSharding | None:
-    """The sharding in the type of a value; ``None`` where it has none."""
     sharding = getattr(aval, "sharding", None)
     explicit = isinstance(sharding, NamedSharding) and is_explicit(sharding.mesh)
     return sharding if explicit else None
 
 
 def described(aval: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a value, with the sharding in its type, if there is one."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=explicit_sharding(aval))
 
 

@@ -68,12 +68,10 @@ def _rules_of(cls: type) -> Mapping[str, tuple[Rule, ...]]:
 
 
 def finite_fault(name: str, value: float) -> ValueError | None:
-    """The fault of an infinite number."""
     return ValueError(f"{name} must be finite, not {value}") if math.isinf(value) else None
 
 
 def shown(value: Any) -> str:
-    """A value in a message."""
     return cut(repr(value), _SHOWN)
 
 
@@ -88,19 +86,16 @@ def is_int(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number, of Python or numpy; a ``bool`` is none."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether a value is a list, a tuple or the like, and no text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def int_fault(
     name: str, value: Any, least: float = 1, *, most: float = math.inf, optional: bool = False
 ) -> Fault | None:
-    """The fault of an integer from ``least`` to ``most``; ``None`` is valid if it is ``optional``."""
     if optional and value is None:
         return None
     bounds = (
@@ -166,7 +161,6 @@ def str_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | N
 
 
 def bool_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
-    """The fault of a flag; a number is no flag."""
     return type_fault(name, value, bool, "True or False", optional=optional)
 
 
@@ -179,7 +173,6 @@ def callable_fault(name: str, value: Any) -> TypeError | None:
 
 
 def choice_fault(name: str, value: Any, choices: Collection[str]) -> Fault | None:
-    """Returns the fault of a value that has to be one of the words in ``choices``."""
     if isinstance(value, str) and value in choices:
         return None
     kind = ValueError if isinstance(value, str) else TypeError
@@ -187,17 +180,14 @@ def choice_fault(name: str, value: Any, choices: Collection[str]) -> Fault | Non
 
 
 def sequence_fault(name: str, value: Any, what: str) -> TypeError | None:
-    """The fault of a list, a tuple or the like; a text is none."""
     return None if is_sequence(value) else TypeError(f"{name} must be {what}, not {shown(value)}")
 
 
 def int_faults(name: str, values: Iterable[Any], least: float = 1) -> Iterator[Fault | None]:
-    """The fault of each of several integers."""
     return (int_fault(f"{name}[{i}]", value, least) for i, value in enumerate(values))
 
 
 def positions_faults(name: str, value: Any) -> Iterator[Fault | None]:
-    """The faults of the position of an argument, or of the positions of several."""
     if is_int(value):
         return
     yield type_fault(name, value, Iterable, "the position of an argument, or a sequence of positions")
@@ -210,7 +200,6 @@ def positions_faults(name: str, value: Any) -> Iterator[Fault | None]:
 
 
 def names_faults(name: str, value: Any) -> Iterator[Fault | None]:
-    """The faults of the name of an argument, or of the names of several."""
     if isinstance(value, str):
         return
     if isinstance(value, Iterable) and not isinstance(value, Mapping):
@@ -245,7 +234,6 @@ def size_fault(name: str, value: Any, most: int = MOST_DEVICES) -> Fault | None:
 
 
 def counted(number: int) -> str:
-    """A number, as short as one that a user has mistyped needs to be."""
     return str(number) if number < 10**18 else "more than 10**18"
 
 

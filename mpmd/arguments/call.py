@@ -19,7 +19,6 @@ from mpmd.util.tree import argument_paths
 from mpmd.validation import is_int, raise_faults, type_fault
 
 _MOST = 5
-"""The most paths of arguments that a message lists."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +47,6 @@ class Call:
 
     @functools.cached_property
     def paths(self) -> tuple[str, ...]:
-        """The names of the leaves in messages."""
         return argument_paths(*jax.tree.unflatten(self.treedef, self.leaves))
 
     @functools.cached_property
@@ -58,7 +56,6 @@ class Call:
         return (self.static, self.treedef, kinds)
 
     def described_by(self, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Call:
-        """A call of the same structure with these shapes and dtypes, which holds no array."""
         return dataclasses.replace(self, leaves=avals, avals=avals)
 
     def argument(self, argnum: int | str, names: Sequence[str], leaves: Sequence[Any]) -> Any:
@@ -123,7 +120,6 @@ class Call:
             raise ValueError("the step was compiled for other arguments: " + "; ".join(differing))
 
     def _diff(self, other: Call) -> str:
-        """Returns the differences between the structures of ``other`` and of this call, as text."""
         missing = [path for path in self.paths if path not in other.paths]
         added = [path for path in other.paths if path not in self.paths]
         if not missing and not added:
@@ -134,11 +130,9 @@ class Call:
         )
 
     def placements(self, runtime: Runtime) -> tuple[Placement, ...]:
-        """The placement of each leaf on the groups of a runtime; ``ANYWHERE`` for other leaves."""
         return tuple(placement_on(leaf, runtime) for leaf in self.leaves)
 
     def check_held(self, runtime: Runtime) -> None:
-        """Raises ``ValueError`` naming the leaves that groups of another runtime hold."""
         elsewhere = [
             path
             for path, leaf in zip(self.paths, self.leaves, strict=True)
@@ -152,7 +146,6 @@ class Call:
             )
 
     def check_donations(self) -> None:
-        """Raises ``ValueError`` when a leaf was given up before, or is given up and passed a second time."""
         faults = []
         arrays = [(i, leaf) for i, leaf in enumerate(self.leaves) if isinstance(leaf, jax.Array)]
         if deleted := {i for i, leaf in arrays if leaf.is_deleted()}:
@@ -184,7 +177,6 @@ class Call:
             array.delete()
 
     def delete_donated_by_host(self) -> None:
-        """Deletes the arrays of this process that the caller gives up."""
         for array in self._donated_arrays:
             if not isinstance(array, MpmdArray):
                 array.delete()
@@ -195,6 +187,5 @@ class Call:
 
 
 def check_argnum(argnum: Any) -> None:
-    """Raises ``TypeError`` for an ``argnum`` that is neither a position nor a name."""
     if not is_int(argnum):
         raise_faults(type_fault("argnum", argnum, str, "the position of an argument, or its name"))

@@ -22,7 +22,6 @@ _INSTEAD = {
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
-    """Raises ``TypeError`` for keywords that ``mpmd.jit`` does not take, with their substitutes."""
     if keywords:
         raise TypeError(
             "\n".join(
@@ -54,10 +53,8 @@ def argument_faults(**parameters: Any) -> Iterator[Fault | None]:
 
 
 def positions(numbers: int | Iterable[int] | None) -> tuple[int, ...]:
-    """The positions of arguments, of which one may be given alone."""
     return () if numbers is None else (numbers,) if is_int(numbers) else tuple(numbers)  # type: ignore[return-value, arg-type]
 
 
 def names(argnames: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The names of arguments, of which one may be given alone."""
     return () if argnames is None else (argnames,) if isinstance(argnames, str) else tuple(argnames)

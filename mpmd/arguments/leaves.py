@@ -81,7 +81,6 @@ def as_described(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def fault_of(path: str, leaf: Any) -> str | None:
-    """The fault of a leaf that is not an array, with advice; ``None`` for an array or a number."""
     try:
         describe(leaf)
     except TypeError:

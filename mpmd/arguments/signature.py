@@ -14,6 +14,9 @@ from mpmd.arguments.leaves import describe, fault_of
 from mpmd.util.tracers import check_untraced
 from mpmd.util.tree import argument_paths, broadcast_prefix
 
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
 
 @dataclasses.dataclass(frozen=True)
 class CallSignature:
@@ -45,17 +48,19 @@ class CallSignature:
 
         Raises: ``ValueError`` for positions and names that ``fun`` does not have.
         """
-        names = _positional_names(fun)
+        parameters = _parameters(fun)
+        kinds = {parameter.kind for parameter in parameters}
+        names = tuple(parameter.name for parameter in parameters if parameter.kind in _BY_POSITION)
+        by_name = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
         faults = []
         for what, positions in (("static_argnums", static_argnums), ("donate_argnums", donate_argnums)):
             wrong = [i for i in positions if not -len(names) <= i < len(names)]
-            if wrong and not _takes_any_number(fun):
+            if wrong and inspect.Parameter.VAR_POSITIONAL not in kinds:
                 faults.append(f"{what} has {wrong}, but the step takes {len(names)} positional arguments")
         for what, argnames in (("static_argnames", static_argnames), ("donate_argnames", donate_argnames)):
-            if (known := _all_names(fun)) is not None and (
-                unknown := [n for n in argnames if n not in known]
-            ):
-                faults.append(f"{what} has {unknown}, but the step's arguments are {list(known)}")
+            unknown = [name for name in argnames if name not in by_name]
+            if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
+                faults.append(f"{what} has {unknown}, but the step's arguments are {by_name}")
         if faults:
             raise ValueError("\n".join(faults))
 
@@ -108,7 +113,6 @@ class CallSignature:
     def _meant(
         self, argnums: tuple[int, ...], args: tuple, kwargs: Mapping[str, Any]
     ) -> tuple[set[int], set[str]]:
-        """The arguments of a call that positions mean: those passed by position, and those passed by name."""
         num_positional = len(args) + sum(name in kwargs for name in self.names)
         from_start = {i if i >= 0 else i + num_positional for i in argnums}
         by_position = {i for i in from_start if 0 <= i < len(args)}
@@ -116,7 +120,6 @@ class CallSignature:
 
 
 def _describe_all(leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The shapes and dtypes of the leaves of the traced arguments. Raises as ``bind``."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         check_untraced(zip(argument_paths(args, kwargs), leaves, strict=True))
     try:
@@ -136,24 +139,6 @@ def _check_hashable(static: tuple[tuple[int | str, Any], ...]) -> None:
                 f"the static argument {where!r} is a {type(value).__name__}, which is not hashable; "
                 "arrays and pytrees of arrays cannot be static"
             ) from error
-
-
-def _takes_any_number(fun: Callable) -> bool:
-    """Whether ``fun`` has a ``*args`` parameter, or no signature."""
-    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in _parameters(fun))
-
-
-def _positional_names(fun: Callable) -> tuple[str, ...]:
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(parameter.name for parameter in _parameters(fun) if parameter.kind in positional)
-
-
-def _all_names(fun: Callable) -> tuple[str, ...] | None:
-    parameters = _parameters(fun)
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return tuple(parameter.name for parameter in parameters if parameter.kind in keyword)
 
 
 def _parameters(fun: Callable) -> list[inspect.Parameter]:

@@ -22,7 +22,7 @@ def input_specs(
     call: Call,
     axis_names: Sequence[str],
     mpmd_axis_name: str | None,
-    of_keywords: Mapping[str, Any] | None = None,
+    of_keywords: Mapping[str, Any] | None,
 ) -> list[Spec | None]:
     """The spec of each argument leaf of a call; ``None`` where none is given.
 
@@ -91,10 +91,11 @@ def specs_faults(what: str, specs: Any) -> list[TypeError]:
     ]
 
 
-def keyword_specs_faults(what: str, specs: Any) -> list[TypeError]:
+def keyword_specs_faults(specs: Any) -> list[TypeError]:
     if specs is not None and not isinstance(specs, Mapping):
-        return [TypeError(f"{what} must be a dict of the specs of arguments, by name, not {shown(specs)}")]
-    return specs_faults(what, None if specs is None else dict(specs))
+        text = f"kwarg_shardings must be a dict of the specs of arguments, by name, not {shown(specs)}"
+        return [TypeError(text)]
+    return specs_faults("kwarg_shardings", None if specs is None else dict(specs))
 
 
 def _flatten_specs(specs: Any, tree: Any, what: str) -> list[PartitionSpec | None]:

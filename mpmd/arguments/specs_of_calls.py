@@ -74,7 +74,6 @@ class SpecsOfCalls:
         return specs_of_leaves
 
     def _of_array(self, leaf: Any) -> Spec | None:
-        """The usable spec that a passed array has, if it has any."""
         if isinstance(leaf, MpmdArray):
             return self._usable(leaf.placement.spec)
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and isinstance(leaf.sharding, NamedSharding):
@@ -88,7 +87,6 @@ class SpecsOfCalls:
         return usable if any(num_shards(usable, sizes) > 1 for sizes in self._sizes) else None
 
     def _of_groups(self, entry: Any) -> tuple[str, ...] | str | None:
-        """Returns the axes of one entry of a spec that submeshes have, without the axis of groups."""
         if not isinstance(entry, tuple):
             return entry if entry in self._axis_names and entry != self._mpmd_axis_name else None
         known = tuple(axis for axis in entry if self._of_groups(axis))

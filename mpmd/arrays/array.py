@@ -60,7 +60,6 @@ class _Donation(NamedTuple):
 
 
 _MOST_SHOWN = 8
-"""The most numbers of a value that its text shows."""
 
 
 @delegate_to_value
@@ -185,13 +184,11 @@ class MpmdArray(jax.Array):
         return self._held.handle
 
     def hold(self, held: Held) -> None:
-        """Makes the array stand for another value and drop its own; also a deleted array."""
         if not self._deleted:
             self.runtime.free(self.mpmd_idxs, self._held.handle)
         self._held, self._deleted, self._copying = held, False, None
 
     def take_over(self, other: MpmdArray) -> None:
-        """Makes the array stand for the value of another one, which is deleted then."""
         other._deleted = True
         self.hold(other._held)
 
@@ -251,9 +248,7 @@ class MpmdArray(jax.Array):
 
         Fetches and waits; the copies are fetched together. Raises as reading the array does.
         """
-        self.runtime.check_process()
-        for mpmd_idx in self.mpmd_idxs:
-            self._held.future.reply(mpmd_idx)
+        self.block_until_ready()
         fetching = [self.runtime.fetch(mpmd_idx, self.handle) for mpmd_idx in self.mpmd_idxs]
         values = [self._typed(fetched.result()) for fetched in fetching]
         return {
@@ -281,11 +276,6 @@ class MpmdArray(jax.Array):
         mesh = Mesh(array.sharding.mesh.devices, axes.axis_names, axes.axis_types)
         return jax.device_put(array, NamedSharding(mesh, array.sharding.spec))
 
-    def _fetch(self, mpmd_idx: int) -> jax.Array | np.ndarray:
-        self.runtime.check_process()
-        self._held.future.reply(mpmd_idx)
-        return self.runtime.fetch(mpmd_idx, self.handle).result()
-
     def copy_to_host_async(self) -> None:
         """Starts to fetch the value for the next read. Does not wait; ``jax.device_get`` calls this."""
         if self._copying is None and self.nbytes > INLINE_BYTES:  # a smaller value comes with the reply
@@ -299,7 +289,7 @@ class MpmdArray(jax.Array):
         if handle in inline:
             return inline[handle]
         copying, self._copying = self._copying, None
-        return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
+        return np.asarray((copying or self.runtime.fetch(mpmd_idx, self.handle)).result())
 
     @api_boundary
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
@@ -368,7 +358,6 @@ def _leaf_to_host(leaf: Any) -> Any:
 
 
 def placement_on(leaf: Any, runtime: Runtime) -> Placement:
-    """The placement of a leaf that groups of ``runtime`` hold; ``ANYWHERE`` for any other leaf."""
     return leaf.placement if isinstance(leaf, MpmdArray) and leaf.runtime is runtime else ANYWHERE
 
 

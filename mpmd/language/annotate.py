@@ -45,7 +45,6 @@ class Boundary:
 
     @property
     def is_of_scan(self) -> bool:
-        """Whether stages end there after given iterations of a scan."""
         return self.every is not None or self.num_stages is not None
 
     def __str__(self) -> str:
@@ -71,11 +70,6 @@ def mark_of(eqn: JaxprEqn) -> Mark | None:
 
 
 def mark_text(eqn: JaxprEqn, line: str | None) -> str:
-    """The name of a mark in messages: its line, or that it was chosen for the user.
-
-    Args:
-      line: the user's line that the equation comes from, if it is known.
-    """
     if eqn.params["boundary"].by_auto_marks:
         called = f", called at {line}" if line else ""
         return f"the end of a stage that mpmd.plan or auto_marks(num_stages=...) has chosen{called},"

@@ -20,7 +20,6 @@ from mpmd.util.tables import first_few
 from mpmd.util.tree import broadcast_prefix
 
 _SHOWN = 5
-"""The number of leaves that an error names."""
 
 
 def weighted(tree: Any, weight: jax.Array | None) -> Any:
@@ -75,7 +74,6 @@ class AuxRules:
     _treedef: Any = None
 
     def find(self, aux: Any) -> None:
-        """Finds the rules, given the auxiliary output of a microbatch. Raises ``TypeError``."""
         with_paths, self._treedef = jax.tree_util.tree_flatten_with_path(aux)
         leaves = [jax.typeof(leaf) for _, leaf in with_paths]
         try:
@@ -111,7 +109,6 @@ class AuxRules:
         self.operations[:] = [rule.op for rule in rules]
 
     def weighted(self, aux: Any, weight: jax.Array | None) -> list[Any]:
-        """Returns the leaves of a microbatch. Leaves that are reduced like the value are weighted."""
         pairs = zip(self._rules, jax.tree.leaves(aux), strict=True)
         return [weighted(leaf, weight) if rule.is_reduced else leaf for rule, leaf in pairs]
 
@@ -121,8 +118,6 @@ class AuxRules:
 
 
 def returning_a_pair(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns ``fun``, which raises ``TypeError`` unless it returns a value and auxiliary output."""
-
     @functools.wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Any:
         result = fun(*args, **kwargs)

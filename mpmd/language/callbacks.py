@@ -20,7 +20,6 @@ GIVING_NOTHING_BACK = frozenset({"debug_callback", "debug_print", "io_callback"}
 """JAX's primitives of callbacks whose result may be unread."""
 
 PYTHON_CALLS = GIVING_NOTHING_BACK | {"pure_callback"}
-"""All of JAX's primitives of callbacks."""
 
 callback_p = Primitive("host_callback")
 """Takes the operands of the ``HostCallback`` in its parameter ``callback``; has no result."""

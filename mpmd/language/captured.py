@@ -14,7 +14,6 @@ from mpmd.util.tables import first_few
 
 
 def nothing_to_cut(fun: Callable, args: tuple, kwargs: dict[str, Any], where: str) -> ValueError:
-    """Returns the error of a call without an array to cut into microbatches among the arguments ``where``."""
     fault = f"{where} has no array with rows to cut into microbatches"
     if captured := _captured(fun, args, kwargs):
         change = "Have it take the batch as an argument, and pass it by position"

@@ -75,7 +75,6 @@ class Microbatch:
         ]
 
     def carry_with(self, states: Sequence[jax.Array]) -> Any:
-        """Returns the carry with ``states`` in place of the leaves that microbatches change."""
         return jax.tree.unflatten(self.treedef, self._with(states))
 
     def _with(self, states: Sequence[jax.Array]) -> list[jax.Array]:
@@ -86,7 +85,6 @@ class Microbatch:
 
 
 def _check_carry(carry: Any, result: Any) -> None:
-    """Raises ``TypeError`` when the carry that is returned has another structure, shape or dtype."""
     if carry is None:
         return
     if not isinstance(result, tuple) or len(result) != 2:
@@ -112,6 +110,5 @@ def _check_carry(carry: Any, result: Any) -> None:
 
 
 def _sharded_like(state: jax.Array, value: jax.Array) -> jax.Array:
-    """The next value of a leaf of the carry, with the explicit sharding of the value before."""
     before, after = (explicit_sharding(jax.typeof(array)) for array in (state, value))
     return value if before is None or before == after else jax.sharding.reshard(value, before)

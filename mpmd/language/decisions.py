@@ -71,7 +71,6 @@ _slices_of_loop = jax.make_user_context(default_value=0)
 
 
 def current_decisions() -> Decisions:
-    """Returns the decisions for the step, or for its loop, that is being traced."""
     return _decisions.value
 
 
@@ -103,7 +102,6 @@ def planning() -> AbstractContextManager[None]:
 
 
 def is_planned() -> bool:
-    """Whether a step is traced to plan it, and not to run it."""
     return _planned.value
 
 
@@ -118,7 +116,6 @@ def slices_of_loop() -> int:
 
 
 def note_slices(number: int) -> None:
-    """Records that the step that is being traced cuts a sequence into ``number`` slices."""
     trace = _trace.value
     if trace:
         trace.slices.add(number)

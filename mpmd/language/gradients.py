@@ -25,7 +25,6 @@ from mpmd.validation import bool_fault, callable_fault, int_fault, positions_fau
 Reduction = Literal["mean", "sum"] | Callable[..., Any]
 
 _SHOWN = 5
-"""The number of leaves that an error names."""
 
 
 @api_boundary
@@ -197,11 +196,6 @@ class _Batch:
         num_microbatches: int | None,
         hint: str,
     ) -> _Batch:
-        """Cuts the arguments of ``fun`` that are the batch. Raises ``ValueError``.
-
-        Args:
-          hint: follows where these differ in rows.
-        """
         size = number_of_microbatches("num_microbatches", num_microbatches)
         with_paths, treedef = jax.tree_util.tree_flatten_with_path(args)
         named = {
@@ -254,7 +248,6 @@ class _Batch:
 
 
 def _batch_positions(count: int, argnums: Any, batch_argnums: Any) -> frozenset[int]:
-    """The positions of the arguments that are cut. Raises ``ValueError`` with all faults."""
     faults: list[str] = []
 
     def positions(argnums: Any, name: str) -> frozenset[int]:

@@ -10,7 +10,6 @@ from jax.interpreters import ad, mlir
 
 
 def identity(name: str) -> Primitive:
-    """A primitive whose results are its operands, whatever its parameters are."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(lambda *args, **params: args)

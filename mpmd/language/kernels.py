@@ -221,7 +221,6 @@ def _letters_faults(dimensions: Any, divides: Any) -> Iterator[Fault | None]:
 
 
 def _letters(dimensions: str | None) -> list[list[str] | None]:
-    """The letters of each operand, and of each result."""
     return [None, None] if dimensions is None else [side.split(",") for side in dimensions.split("->")]
 
 
@@ -237,7 +236,6 @@ def _whole(arrays: Sequence[Any], letters: Sequence[str] | None, divides: str | 
 
 
 def _is_for_reverse(jaxpr: Any) -> bool:
-    """Whether a jaxpr has calls of functions under ``jax.custom_vjp``."""
     return any(
         eqn.primitive.name.startswith("custom_vjp") or any(map(_is_for_reverse, jaxprs_in_params(eqn.params)))
         for eqn in jaxpr.eqns
@@ -245,7 +243,6 @@ def _is_for_reverse(jaxpr: Any) -> bool:
 
 
 def _bounded(arrays: Sequence[Any], whole: Whole, work: KernelWork, of_tangents: KernelWork) -> Sequence[Any]:
-    """The arrays behind a boundary, if it would say anything."""
     if not any(work) and not any(of_tangents) and not any(whole):
         return arrays
     return boundary_p.bind(*arrays, work=work, of_tangents=of_tangents, calls=1, whole=whole)

@@ -104,7 +104,6 @@ def _abstract_eval(*avals, fun):
 
 
 def traced_for_group(fun: Callable[..., list[jax.Array]], avals: Sequence[Any]) -> ClosedJaxpr:
-    """Traces the function of an equation for arguments of the types ``avals`` under the current mesh."""
     return jax.make_jaxpr(fun)(*map(described, avals))
 
 

@@ -68,7 +68,6 @@ def list_explained(named: Mapping[str, Any]) -> Iterator[None]:
 
 
 def count_along(axis: int, xs: Any) -> int:
-    """The number of microbatches of ``xs``, the size of its leaves along ``axis``. Raises ``ValueError``."""
     leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
     if not leaves:
         raise ValueError("treduce needs at least one array in xs to take microbatches from; see treduce_i")
@@ -118,7 +117,6 @@ def microbatches(batch: Any, n: int | None = None) -> Any:
 
 
 def number_of_microbatches(name: str, n: int | None) -> int:
-    """``n``, or else the number that is decided, or else 1. Raises ``TypeError`` or ``ValueError``."""
     if n is None:
         n = current_decisions().num_microbatches or 1
     raise_faults(int_fault(name, n))
@@ -157,7 +155,6 @@ def cut_rows(named: Sequence[tuple[str, Any]], n: int, hint: str = "", *, is_ope
 
 
 def _others(rows: int, n: int) -> str:
-    """The numbers of microbatches next to ``n`` into which the rows do divide."""
     divisors = [d for d in range(1, rows + 1) if rows % d == 0]
     few, more = (d for d in divisors if d < n), (d for d in divisors if d > n)
     near = [str(d) for d in (max(few, default=None), min(more, default=None)) if d]

@@ -238,7 +238,6 @@ def treduce_i(
 
 
 def _decided(schedule: Any) -> Schedule | None:
-    """Returns the schedule that a plan has decided for the loop, or else the argument."""
     decided = current_decisions().schedule
     return schedule if decided is None else decided
 

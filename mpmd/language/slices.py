@@ -29,7 +29,6 @@ from mpmd.validation import (
 Tree = TypeVar("Tree")
 
 _SHOWN = 5
-"""The number of leaves that an error names."""
 
 
 @api_boundary
@@ -136,7 +135,6 @@ def _bounds_faults(bounds: Any) -> list[Fault | None]:
 
 
 def _check_leaves(named: Sequence[tuple[str, Any]], length: int, axis: int) -> None:
-    """Raises ``TypeError`` or ``ValueError`` with the leaves that have no such axis, or another length."""
     if not named:
         raise ValueError("the tree has no array to cut into slices")
     if other := [f"{path} is of type {type(leaf).__name__}" for path, leaf in named if not _is_array(leaf)]:

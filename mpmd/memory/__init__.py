@@ -9,7 +9,6 @@ a value is for.
 from mpmd.memory.group import GroupMemory, MemoryParts, group_memories
 from mpmd.memory.messages import EarliestArrival, Holding
 from mpmd.memory.sizes import device_bytes, sizes_on_devices
-from mpmd.memory.values import most_values
 
 __all__ = [
     "EarliestArrival",
@@ -18,6 +17,5 @@ __all__ = [
     "MemoryParts",
     "device_bytes",
     "group_memories",
-    "most_values",
     "sizes_on_devices",
 ]

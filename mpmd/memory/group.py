@@ -41,7 +41,6 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
-        """The sum of all known parts."""
         return sum(getattr(self, field.name) or 0 for field in dataclasses.fields(self))
 
 
@@ -63,7 +62,6 @@ class GroupMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that a device needs at once: values, messages, and temporaries if known."""
         return self.peak.total
 
 
@@ -87,8 +85,6 @@ def group_memories(
 
 
 class _Group:
-    """A group with the needs of its messages and its executables."""
-
     def __init__(
         self,
         plan: Plan,

@@ -61,15 +61,7 @@ def held_moments(
     yield HeldMoment(len(program.instructions), None, taken, held.by_kind)
 
 
-def most_values(plan: Plan, program: GroupProgram) -> int:
-    """The most values that a group holds at once, counted as ``GroupMemory.live_bytes`` counts bytes."""
-    ones, one_kind = dict.fromkeys(plan.avals(), 1), dict.fromkeys(plan.avals(), KINDS[0])
-    return max(sum(moment.by_kind) for moment in held_moments(plan, program, ones, one_kind))
-
-
 class _GroupValues:
-    """The bytes of the values that a group holds, and the messages that it has not begun to use."""
-
     def __init__(self, mpmd_idx: int, sizes: Mapping[Name, int], kinds: Mapping[Name, Kind]):
         self._mpmd_idx = mpmd_idx
         self._sizes = sizes

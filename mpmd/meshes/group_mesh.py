@@ -53,7 +53,6 @@ class GroupMesh(abc.ABC):
 
     @property
     def parts(self) -> Mapping[str, Sequence[int]]:
-        """The groups of each part, by its name; empty without parts."""
         return {}
 
     @functools.cached_property
@@ -63,8 +62,7 @@ class GroupMesh(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def runtime(self) -> Runtime:
-        """The running groups."""
+    def runtime(self) -> Runtime: ...
 
     @property
     def recovery_seconds(self) -> Sequence[float]:

@@ -158,14 +158,14 @@ class MpmdMesh(WholeMesh):
         return f"MpmdMesh(jax_mesh={self.jax_mesh!r}, mpmd_axis_name={self.mpmd_axis_name!r})"
 
 
-def devices_faults(name: str, devices: Any) -> Iterator[TypeError | None]:
+def devices_faults(devices: Any) -> Iterator[TypeError | None]:
     if devices is None:
         return
     if not isinstance(devices, Sequence | np.ndarray) or isinstance(devices, str):
-        yield TypeError(f"{name} must be a sequence of jax devices, or None, not {shown(devices)}")
+        yield TypeError(f"devices must be a sequence of jax devices, or None, not {shown(devices)}")
         return
     for i, device in enumerate(devices):
-        yield type_fault(f"{name}[{i}]", device, jax.Device, "a jax device")
+        yield type_fault(f"devices[{i}]", device, jax.Device, "a jax device")
 
 
 def _type_faults(jax_mesh: object, mpmd_axis_name: object, max_in_flight: object) -> Iterator[Fault | None]:
@@ -195,7 +195,6 @@ def _faults_of_all(meshes: Sequence[Mesh]) -> Iterator[str]:
 
 
 def _faults_of_groups(meshes: Sequence[Mesh], mpmd_axis_name: str | None) -> Iterator[str]:
-    """The reasons why these cannot be the meshes of groups."""
     if not meshes:
         yield "there is no mesh in the list: give one for each group"
         return

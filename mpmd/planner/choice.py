@@ -133,7 +133,7 @@ class Choice(ShownAsText):
 
         Raises: ``ValueError`` when there are too few.
         """
-        raise_faults(*devices_faults("devices", devices))
+        raise_faults(*devices_faults(devices))
         devices = jax.local_devices() if devices is None else list(devices)
         groups = submeshes_of(self.candidate)
         sizes = [int(np.prod([*group.values()])) for group in groups]

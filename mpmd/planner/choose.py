@@ -113,7 +113,7 @@ def plan(
     raise_faults(
         *_faults(step, cluster, kwargs, simulate, seconds, measure, memory_margin),
         *specs_faults("in_shardings", in_shardings),
-        *keyword_specs_faults("kwarg_shardings", kwarg_shardings),
+        *keyword_specs_faults(kwarg_shardings),
         *argument_faults(
             static_argnums=static_argnums,
             static_argnames=static_argnames,

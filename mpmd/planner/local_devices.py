@@ -20,7 +20,7 @@ from mpmd.validation import raise_faults
 
 def checked(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
     """The devices, by default all of this process. Raises ``ValueError`` for none, and for several kinds."""
-    raise_faults(*devices_faults("devices", devices))
+    raise_faults(*devices_faults(devices))
     devices = jax.local_devices() if devices is None else list(devices)
     kinds = sorted({f"{device.platform} ({device.device_kind})" for device in devices})
     if len(kinds) != 1:

@@ -20,19 +20,14 @@ class ActivityKind(enum.Enum):
 
 
 class Loading(str):
-    """The text for a part of loading a program, such as compiling one executable."""
-
     kind = ActivityKind.LOAD
 
 
 class Computing(str):
-    """The text for a wait for computations of the devices."""
-
     kind = ActivityKind.TASK
 
 
 FINISHING = Computing("waiting for the devices at the end")
-"""The end of a step."""
 
 
 class Doing(NamedTuple):
@@ -72,7 +67,6 @@ class Activity:
 
     @contextlib.contextmanager
     def during(self, what: str, step: int | None = None) -> Iterator[None]:
-        """Records ``what``, of the step under way or of ``step``; at the end, the operation before it."""
         before, step_before = self.now[0], self.step
         self.now = (what, time.perf_counter())
         if step is not None:
@@ -84,6 +78,5 @@ class Activity:
             self.now = (before, time.perf_counter())
 
     def read(self) -> Doing:
-        """The current activity. May be called from any thread."""
         (what, since), step = self.now, self.step
         return Doing(str(what), step, getattr(what, "kind", ActivityKind.OTHER), time.perf_counter() - since)

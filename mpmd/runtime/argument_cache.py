@@ -31,7 +31,6 @@ class PlacedPiece(NamedTuple):
 
 
 _Key = tuple[int, str, Placement]
-"""A piece, with its array by its ``id``."""
 
 
 class _CachedArgument(NamedTuple):
@@ -51,7 +50,6 @@ class ArgumentCache:
     Args:
       next_handle: returns a handle that was never used before.
       free: drops the value under a handle on groups, with their next request.
-      num_groups: the number of groups.
     """
 
     def __init__(
@@ -87,7 +85,6 @@ class ArgumentCache:
             yield Delivery(self, mpmd_idxs)
 
     def find(self, piece: PlacedPiece) -> Handle | None:
-        """The handle of an array, if these groups have it so."""
         entry = self._entries.get(piece.key)
         if entry is None or entry.array() is not piece.array:
             return None
@@ -95,7 +92,7 @@ class ArgumentCache:
         return entry.handle if is_there else None
 
     def add(self, piece: PlacedPiece, handle: Handle) -> _Key:
-        """Records that groups hold an array under ``handle``. From now on only the cache frees the handle."""
+        """From now on only the cache frees ``handle``."""
         key = piece.key
         died = functools.partial(self._died, key, handle)
         with self._changing:
@@ -106,13 +103,14 @@ class ArgumentCache:
             )
         return key
 
-    def invalidate(self, entries: Iterable[tuple[_Key, Handle]]) -> None:
-        """Makes the next step that reads arrays send them again. May be called from any thread."""
-        self._invalid.extend(entries)
+    def invalidate_if_failed(self, entries: Iterable[tuple[_Key, Handle]], reply: Future[Any]) -> None:
+        """May be called from any thread."""
+        if reply.exception() is not None:
+            self._invalid.extend(entries)
 
-    def forget_before(self, handle: Handle, mpmd_idxs: Iterable[int] | None = None) -> None:
-        """Groups, by default all, have lost the values of earlier handles. May be called from any thread."""
-        for mpmd_idx in range(len(self._oldest)) if mpmd_idxs is None else mpmd_idxs:
+    def forget_before(self, handle: Handle, mpmd_idxs: Iterable[int]) -> None:
+        """Groups have lost the values of earlier handles. May be called from any thread."""
+        for mpmd_idx in mpmd_idxs:
             self._oldest[mpmd_idx] = handle
 
     def _died(self, key: _Key, handle: Handle, _: weakref.ref[jax.Array]) -> None:
@@ -150,13 +148,11 @@ class Delivery:
         self._to_cache: dict[_Key, tuple[PlacedPiece, Handle]] = {}
 
     def find(self, piece: PlacedPiece) -> Handle | None:
-        """The handle of an array, if these groups have it so, or are sent it with this step."""
         if added := self._to_cache.get(piece.key):
             return added[1]
         return self._cache.find(piece)
 
     def send(self, value: np.ndarray, placement: Placement, piece: PlacedPiece | None) -> Handle:
-        """Adds a value to send to groups; they keep it for later steps if it is the value of ``piece``."""
         handle = self._cache.next_handle()
         for mpmd_idx in placement.mpmd_idxs:
             self.host_arrays[mpmd_idx][handle] = value
@@ -167,7 +163,6 @@ class Delivery:
         return handle
 
     def transient(self, mpmd_idx: int) -> tuple[Handle, ...]:
-        """The values that a group is sent and does not keep for later steps."""
         return tuple(handle for handle, mpmd_idxs in self._transient.items() if mpmd_idx in mpmd_idxs)
 
     def commit(self, replies: Iterable[Future[Any]]) -> None:
@@ -175,16 +170,11 @@ class Delivery:
         arrays, and the next step sends them again."""
         entries = [(self._cache.add(piece, handle), handle) for piece, handle in self._to_cache.values()]
         if entries:
-            invalidate_failed = functools.partial(_invalidate_failed, self._cache, entries)
+            invalidate_if_failed = functools.partial(self._cache.invalidate_if_failed, entries)
             for reply in replies:
-                reply.add_done_callback(invalidate_failed)
+                reply.add_done_callback(invalidate_if_failed)
 
     def cancel(self) -> None:
         """Frees the arrays to be cached on the groups: the step may have reached some groups."""
         for piece, handle in self._to_cache.values():
             self._cache.free(piece.placement.mpmd_idxs, handle)
-
-
-def _invalidate_failed(cache: ArgumentCache, entries: list[tuple[_Key, Handle]], reply: Future[Any]) -> None:
-    if reply.exception() is not None:
-        cache.invalidate(entries)

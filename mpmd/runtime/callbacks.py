@@ -29,7 +29,6 @@ class CallbackThreads:
         self._executors: dict[str | None, ThreadPoolExecutor] = {}
 
     def is_current(self) -> bool:
-        """Whether the caller runs in a thread of the callbacks: it is a callback itself."""
         return threading.get_ident() in self._idents
 
     def call_after(
@@ -37,7 +36,7 @@ class CallbackThreads:
         replies: Iterable[Future[StepReply]],
         callbacks: Sequence[HostCallback],
         plan: Plan,
-        part: str | None = None,
+        part: str | None,
     ) -> Future[None]:
         """Calls the callbacks of a part's step when all groups have replied or failed; returns at once.
 
@@ -90,7 +89,6 @@ def _microbatch(sent: CallbackOperands) -> int | None:
 
 
 def _mark(sent: CallbackOperands, plan: Plan) -> str:
-    """The text in front of a line that a task prints."""
     if not isinstance(sent.task, Task):
         return ""
     return f"[{plan.stage_text(sent.task.stage)}, microbatch {sent.task.microbatch}] "

@@ -29,19 +29,16 @@ class KeptTask:
 
 
 def directory_fault(to: Path) -> ValueError | None:
-    """The fault of a directory for a task, which must not have content, and has to be writable."""
     if to.is_symlink() or (to.exists() and (not to.is_dir() or any(to.iterdir()))):
         return ValueError(f"to: {to} exists; name a directory that does not, or that is empty")
     return _folder_fault("to", to.absolute().parent)
 
 
 def collection_fault(capture: str | os.PathLike[str] | None) -> ValueError | None:
-    """The fault of ``capture=`` of a mesh: a directory for a directory of each task. It may have content."""
     return None if capture is None else _folder_fault("capture", Path(capture).absolute())
 
 
 def _folder_fault(name: str, path: Path) -> ValueError | None:
-    """The fault of a directory that is to be made, or to be written to."""
     nearest = next(each for each in (path, *path.parents) if os.path.lexists(each))
     if not nearest.is_dir():
         return ValueError(f"{name}: {nearest} is no directory")
@@ -73,11 +70,9 @@ class Captures:
         self._writers: weakref.WeakValueDictionary[int, TaskWriter] = weakref.WeakValueDictionary()
 
     def add(self, program: int, writer: TaskWriter) -> None:
-        """Remembers the writer of a program's tasks while the loaded step holds it."""
         self._writers[program] = writer
 
     def claim(self) -> Path | None:
-        """The directory for one more task; ``None`` when there is none, or enough were written."""
         with self._lock:
             if self.directory is None or self._count >= self.MOST:
                 return None
@@ -85,10 +80,8 @@ class Captures:
             return self.directory
 
     def write(self, program: int, kept: KeptTask, to: Path) -> None:
-        """Writes a task of a program.
-
-        Raises: ``RuntimeError`` when the step was dropped meanwhile, ``OSError`` when it cannot be written.
-        """
+        """Raises ``RuntimeError`` when the step was dropped meanwhile, ``OSError`` when the task cannot be
+        written."""
         writer = self._writers.get(program)
         if writer is None:
             raise RuntimeError("the step that the task belongs to was dropped")

@@ -22,7 +22,6 @@ Compiling = Callable[[], AbstractContextManager]
 def compile_executable(
     executable: Executable, function: Function, submesh: jax.sharding.Mesh, compiling: Compiling = nullcontext
 ) -> jax.stages.Compiled:
-    """The executable's function, compiled for a submesh, with its shardings and donations."""
     lowered = jitted(function, executable, submesh).lower(*arguments(executable))
     forget_lowered()
     with compiling():
@@ -30,7 +29,6 @@ def compile_executable(
 
 
 Compile = Callable[[Executable, Function, jax.sharding.Mesh, Compiling], jax.stages.Compiled]
-"""``compile_executable``, or what compiles like it."""
 
 
 def compile_with_open_specs(
@@ -40,7 +38,7 @@ def compile_with_open_specs(
     compiling: Compiling = nullcontext,
     compile: Compile = compile_executable,
 ) -> tuple[jax.stages.Compiled, tuple[Spec, ...]]:
-    """The same for an executable whose output specs may be open, with those specs as XLA chose them."""
+    """Returns also the executable's output specs, with open specs as XLA chose them."""
     assert None not in executable.in_specs, f"{executable.name} has open inputs"
     compiled = compile(executable, function, submesh, compiling)
     chosen = tuple(
@@ -60,7 +58,6 @@ def compile_with_open_specs(
 
 
 def memory_of(compiled: jax.stages.Compiled) -> ExecutableMemory | None:
-    """The memory that XLA needs to run an executable; ``None`` from backends that do not say."""
     analysis = compiled.memory_analysis()
     if analysis is None:
         return None
@@ -75,8 +72,6 @@ def memory_of(compiled: jax.stages.Compiled) -> ExecutableMemory | None:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledAhead:
-    """The compiled executables of a program that is not loaded yet, and the seconds of XLA."""
-
     calls: dict[Variant, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
     watch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
 

@@ -32,7 +32,6 @@ class TaskSpan(NamedTuple):
     """A task in a trace, in nanoseconds of the trace's clock.
 
     Attributes:
-      name: the name of the task.
       called: the begin of the annotation.
       start, end: begin and end of the devices' work; ``None`` where the devices recorded no work.
     """
@@ -132,7 +131,6 @@ def device_times(recorded: Sequence[ProcessTimes], spans: Sequence[TaskSpan]) ->
 
 
 def _on_device(task: TaskTime, span: TaskSpan, ahead: int) -> TaskTime:
-    """The task with the begin and end of the devices' work, clipped to the task's own begin and end."""
     if span.start is None or span.end is None:
         return task
     start = min(max(span.start - ahead, task.start), task.end)

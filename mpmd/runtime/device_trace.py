@@ -29,7 +29,7 @@ _OPERATION = re.compile(rf"({'|'.join(OPERATIONS)})(-start|-done)?(\.\d+)?")
 
 
 class DeviceTrace:
-    """The trace of this process and its devices; JAX records one at a time."""
+    """JAX records one trace of a process and its devices at a time."""
 
     def __init__(self) -> None:
         self._recording: tuple[contextlib.ExitStack, pathlib.Path] | None = None
@@ -44,7 +44,6 @@ class DeviceTrace:
             self._recording = stack.pop_all(), pathlib.Path(directory)
 
     def stop(self) -> TraceFiles:
-        """The files of the trace. Raises ``RuntimeError`` when ``start`` did not come before."""
         if self._recording is None:
             raise RuntimeError("this process was not traced: it was replaced since the trace began")
         stack, directory = self._recording
@@ -71,7 +70,6 @@ def make_run_folder(trace_dir: str | os.PathLike) -> pathlib.Path:
 
 
 def write_traces(folder: pathlib.Path, traces: Mapping[str, TraceFiles]) -> None:
-    """Writes the files of each process, which have its name in front."""
     for process, files in traces.items():
         for end, content in files.items():
             (folder / f"{process}.{end}").write_bytes(content)
@@ -125,7 +123,6 @@ def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
 
 
 def _files_of_last_run(trace_dir: str | os.PathLike) -> list[pathlib.Path]:
-    """The traces of all processes. Raises ``FileNotFoundError`` when there is none."""
     raise_faults(path_fault("trace_dir", trace_dir))
     runs = sorted(pathlib.Path(trace_dir).glob("plugins/profile/*/"))
     files = sorted(runs[-1].glob("*.xplane.pb")) if runs else []

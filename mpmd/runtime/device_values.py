@@ -39,5 +39,4 @@ def put(array: np.ndarray | HostSlices, sharding: jax.sharding.Sharding) -> jax.
 
 
 def is_readable(sharding: jax.sharding.Sharding) -> bool:
-    """Whether this process has all shards of an array."""
     return sharding.is_fully_addressable or sharding.is_fully_replicated

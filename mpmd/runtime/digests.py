@@ -31,8 +31,6 @@ class EventKind(enum.Enum):
 
 
 class DeviceDigest(NamedTuple):
-    """The digest of all that one device has of some values."""
-
     device: str
     digest: int
 
@@ -106,12 +104,6 @@ def process_digests(
     values: Mapping[int, jax.Array | LostValue],
     received: Container[int],
 ) -> ProcessDigests:
-    """Returns digests of the shards of ``values`` that a process holds.
-
-    Args:
-      devices: the devices of the process.
-      received: the handles of values that other groups or the driver sent.
-    """
     digests = {
         handle: ValueDigest(
             f"{value.dtype}[{','.join(map(str, value.shape))}]",
@@ -163,7 +155,6 @@ def _computing_kind(devices: Sequence[jax.Device]) -> tuple[str, ...]:
 
 
 def _processor() -> str:
-    """The model of the processor and its instructions, where the system tells."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -185,5 +176,4 @@ def _digest_of(data: jax.Array) -> int:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    """The bytes of an array, as a view if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

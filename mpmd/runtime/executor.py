@@ -26,14 +26,8 @@ class Executor:
 
     Args:
       plan: the plan, whose specs are all known.
-      mpmd_idx, submesh: the group, and its devices.
-      executables: for each executable name, the compiled call.
-      constants: for each constant of this group, its value.
-      transport: this group's end of the edges.
 
     Attributes:
-      executables: as the argument.
-      shardings: for each value that this group has, its sharding.
       donated: for each input, whether the program takes it over.
       inline: the positions of the outputs that travel with the reply: small ones that this process can read.
       received: the positions of the outputs that other groups send.
@@ -91,7 +85,6 @@ class Executor:
         """Runs one step.
 
         Args:
-          state: of the step, without values.
           inputs: the values of ``input_names``. Values that the program donates are gone afterwards. The list
             is emptied, because a value is freed after its last use only if no reference to it is left.
 

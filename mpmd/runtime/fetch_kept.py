@@ -10,10 +10,6 @@ from mpmd.runtime.requests import Captured
 
 
 def fetch_kept(runtime: Runtime, captured: Captured, error: BaseException | None) -> KeptTask:
-    """Brings what a group has kept here, and has the group drop it.
-
-    Raises: what ``fetch`` of the runtime raises, as when the group has died.
-    """
     try:
         values = runtime.fetch(captured.mpmd_idx, captured.capture.handle).result()
     finally:
@@ -28,5 +24,4 @@ def fetch_kept(runtime: Runtime, captured: Captured, error: BaseException | None
 
 
 def drop_kept(runtime: Runtime, captured: Captured) -> None:
-    """Asks a group to drop its captured operands and results with its next request."""
     runtime.free((captured.mpmd_idx,), captured.capture.handle)

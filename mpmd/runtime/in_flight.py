@@ -23,7 +23,7 @@ class StepsInFlight:
     Raises: ``TypeError`` or ``ValueError`` for a limit that is no positive int.
     """
 
-    def __init__(self, limit: int = MAX_IN_FLIGHT):
+    def __init__(self, limit: int):
         raise_faults(int_fault("max_in_flight", limit))
         self._places: dict[str | None, threading.Semaphore]
         self._places = collections.defaultdict(functools.partial(threading.Semaphore, limit))
@@ -33,7 +33,7 @@ class StepsInFlight:
         self._places[part].acquire()
 
     def leave(self, part: str | None = None) -> None:
-        """The step was not submitted."""
+        """Undoes ``enter`` for a step that was not submitted."""
         self._places[part].release()
 
     def leave_after(

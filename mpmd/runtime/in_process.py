@@ -24,7 +24,6 @@ from mpmd.ir.plan import Executable, Spec
 from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program
 from mpmd.runtime.compile_once import compile_for
-from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.inbox import ArrayArrival, Inbox
 from mpmd.runtime.protocol import LoadedProgram, Runtime
 from mpmd.runtime.requests import Release, Released, Request, StepReply, StepRequest
@@ -71,18 +70,14 @@ class InProcessTransport:
 
 
 def _moved(array: Array, here: jax.sharding.Mesh, there: jax.sharding.Mesh) -> jax.sharding.Sharding:
-    """The sharding over another submesh that an array has over its own; replicated where it does not fit."""
     spec = () if isinstance(array, np.ndarray) else spec_of(array.sharding, here, array.ndim)
     return to_sharding(fitting(spec, array.shape, there.shape), there)
 
 
 _Call = tuple[Callable[[], Any], Callable[[], AbstractContextManager], Future]
-"""A call, the context that it is made in, and the future of its result."""
 
 
 class _GroupThread:
-    """Carries out calls on one worker, in order, in a thread of its own."""
-
     def __init__(self, worker: GroupWorker):
         self.worker = worker
         self._closed = False
@@ -93,7 +88,6 @@ class _GroupThread:
         self._thread.start()
 
     def submit(self, call: Callable[[], Any]) -> Future:
-        """Raises ``RuntimeError`` when the thread was closed."""
         if self._closed:
             raise RuntimeError(_CLOSED)
         future: Future = Future()
@@ -122,7 +116,6 @@ class _GroupThread:
         self.worker.close()
 
     def _fail_rest(self) -> None:
-        """Fails the calls that came after the end."""
         with contextlib.suppress(queue.Empty):
             while True:
                 if (item := self._calls.get_nowait()) is not None:
@@ -138,7 +131,6 @@ class _GroupThread:
         self._calls.put(None)
 
     def join(self) -> None:
-        """Waits for the end, unless this is the thread itself."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -151,7 +143,7 @@ def _close_all(groups: Sequence[_GroupThread]) -> None:
 
 
 class InProcessRuntime(Runtime):
-    def __init__(self, submeshes: Sequence[jax.sharding.Mesh], max_in_flight: int = MAX_IN_FLIGHT):
+    def __init__(self, submeshes: Sequence[jax.sharding.Mesh], max_in_flight: int):
         super().__init__([1] * len(submeshes), max_in_flight)
         self._submitting = threading.Lock()  # a step is submitted to all groups or to none
         self.traced_groups = (0,)
@@ -247,7 +239,6 @@ class InProcessRuntime(Runtime):
             self._inboxes[mpmd_idx].abort(step, reason)
 
     def status(self) -> tuple[tuple[str, int], ...]:
-        """Each group's activity, and the number of calls that it has not begun. Does not wait for steps."""
         return tuple((str(group.worker.activity.read()), group.pending) for group in self._groups)
 
     def close(self) -> None:

@@ -87,19 +87,16 @@ class Inbox:
                 item[1].drop()
 
     def wake(self) -> None:
-        """Has the waiting thread check again, after another thread has changed something."""
         if self._woken.empty():  # if not, the thread has still to check, and sees the change
             self._woken.put(None)
 
     def take(self, message: MessageId) -> Arrival:
-        """Waits for a message and removes it. Raises ``StepAborted`` when its step was aborted."""
         while (item := self._arrived.pop(message, None)) is None:
             self._wait_for_event(message.step)
         self.arrived, arrival = item
         return arrival
 
     def _wait_for_event(self, step: int) -> None:
-        """Waits for ``wake``. Raises ``StepAborted`` when the step is aborted."""
         if step in self._aborted:
             raise StepAborted(self._aborted[step])
         self._woken.get()

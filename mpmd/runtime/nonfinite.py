@@ -18,8 +18,6 @@ from mpmd.ir.plan import AnyTask, GroupProgram, Name, OutsideTask, Plan, Send
 
 
 class NonFinitePolicy(NamedTuple):
-    """The values that are errors: NaNs, infinities, or both."""
-
     nans: bool
     infs: bool
 
@@ -63,17 +61,13 @@ def passed_on(plan: Plan, program: GroupProgram) -> dict[Name, str]:
 
 
 def _scope(task: AnyTask) -> frozenset[Hashable]:
-    """The scope of a task: its stages with their microbatches, or a task outside the loop by itself."""
     if isinstance(task, OutsideTask):
         return frozenset({task})
     return frozenset((member.stage, member.microbatch) for member in task.tasks)
 
 
 def first_refused(arrays: Sequence[jax.Array], refused: NonFinitePolicy) -> int | None:
-    """The position of the first array with such a value; ``None`` when there is none.
-
-    All processes of a group come to the same answer, because the devices compute it together.
-    """
+    """All processes of a group come to the same answer, because the devices compute it together."""
     refused_positions = np.flatnonzero(np.asarray(_have(tuple(arrays), refused)))
     return int(refused_positions[0]) if len(refused_positions) else None
 

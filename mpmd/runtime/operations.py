@@ -41,11 +41,7 @@ class StepState:
 
     Attributes:
       run: the number of the step's run, equal on all groups; it names the step's messages.
-      activity: the record of the group's current operation.
-      refused: the values that are errors, if any.
-      recording: the record of its times, if there is to be one.
-      digests: the messages so far, with digests, if there are to be digests.
-      keeper: keeps the operands and results of a task, if one is to be captured.
+      refused, recording, digests, keeper: ``None`` in steps that need none.
       callback_operands: the operands of callbacks so far, still on the devices.
       table: its values by slot.
     """
@@ -82,7 +78,6 @@ class RunTask:
         return f"running {self.text}"
 
     def perform(self, state: StepState) -> None:
-        """Raises ``TaskError`` when the executable fails."""
         table, recording = state.table, state.recording
         state.activity.now = (self, time.perf_counter())
         before = None if recording is None else (time.perf_counter_ns(), recording.processor_time())
@@ -149,7 +144,6 @@ class ReceiveMessage:
         return f"waiting for message {self.tag} of group {self.src}"
 
     def perform(self, state: StepState) -> None:
-        """Raises ``StepAborted`` when the step fails elsewhere."""
         state.activity.now = (self, time.perf_counter())
         start = 0 if state.recording is None else time.perf_counter_ns()
         message = MessageId(state.run, self.src, self.dst, self.tag)
@@ -195,7 +189,6 @@ class CheckValues:
     texts: tuple[str, ...]
 
     def perform(self, state: StepState) -> None:
-        """Raises ``NonFiniteError`` naming the first such value."""
         assert state.refused is not None, "the executor leaves checks out of other steps"
         position = first_refused([state.table[slot] for slot in self.values], state.refused)
         if position is not None:

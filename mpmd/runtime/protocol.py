@@ -46,7 +46,6 @@ class LoadedProgram:
 
     @property
     def plan(self) -> Plan:
-        """The program's plan, with the memory that XLA needs for its executables, where backends say it."""
         memory: dict[str, ExecutableMemory] = {}
         for reply in self.replies.values():
             for name, needed in reply.memory.items():
@@ -58,10 +57,6 @@ class LoadedProgram:
 
 class Runtime(abc.ABC):
     """The groups of one mesh, as the driver sees them. Requests to groups go through ``ask``.
-
-    Args:
-      processes_per_group: the number of processes of each group.
-      max_in_flight: how many steps may be under way.
 
     Attributes:
       arguments: knows which arguments the groups keep for later calls.
@@ -109,7 +104,6 @@ class Runtime(abc.ABC):
         return 0
 
     def check_process(self) -> None:
-        """Raises ``RuntimeError`` in a fork of the process that has made the runtime."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"process {os.getpid()} is a fork of process {self._process}, which has the mesh: from "
@@ -163,11 +157,9 @@ class Runtime(abc.ABC):
         self._released.add_handle(mpmd_idxs, handle)
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Ends the groups, which drop all programs and values."""
+    def close(self) -> None: ...
 
     def _releases_of_others(self, mpmd_idxs: Collection[int]) -> Iterator[tuple[int, Released]]:
-        """Takes the releases of the groups that are not among ``mpmd_idxs``, and so get no step now."""
         for group in range(len(self.processes_per_group)):
             if group not in mpmd_idxs and (released := self._released.take(group)) != NOTHING_RELEASED:
                 yield group, released

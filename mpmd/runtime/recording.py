@@ -48,12 +48,10 @@ class Recording:
     finished: int = 0
 
     def mark_ready(self, inputs: Sequence[jax.Array]) -> None:
-        """The step's arguments are here: waits until they are on the devices."""
         jax.block_until_ready(inputs)
         self.ready = time.perf_counter_ns()
 
     def processor_time(self) -> int | None:
-        """The processor time of the group so far, if it is known."""
         return time.process_time_ns() if self.has_processor_time else None
 
     def times(self, mpmd_idx: int, rank: int) -> ProcessTimes:

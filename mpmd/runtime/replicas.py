@@ -21,8 +21,6 @@ class UnequalReplicas:
     """A shard of a value that has several contents.
 
     Attributes:
-      mpmd_idxs: the groups that have the shard.
-      type: of the value.
       holders: for each content the devices that have it, as text.
       is_conclusive: whether all holders have to compute the same bits.
     """
@@ -86,7 +84,6 @@ def _unequal(type: str, copies: Sequence[_Replica]) -> UnequalReplicas:
 
 
 def inconclusive_text(unequal: Sequence[UnequalReplicas]) -> str:
-    """The text on copies that differ and may rightly do so."""
     groups = sorted({mpmd_idx for each in unequal for mpmd_idx in each.mpmd_idxs})
     names = " and ".join(f"group {mpmd_idx}" for mpmd_idx in groups)
     return (

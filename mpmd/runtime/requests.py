@@ -157,7 +157,6 @@ class StepRequest(Request["StepReply"]):
         return (*self.inputs, *self.outputs, *self.host_arrays)
 
     def join(self, answers: Sequence[StepReply]) -> StepReply:
-        """The reply of the first process, with the times, events and the most memory of all processes."""
         if len(answers) == 1:
             return answers[0]
         measured = [reply.memory for reply in answers if reply.memory is not None]
@@ -187,8 +186,6 @@ class Fetch(Request[Any]):
 
 
 class StoredArray(NamedTuple):
-    """An array to read: its TensorStore specification, and the dtype and the sharding that it gets."""
-
     opened_by: JsonSpec
     dtype: np.dtype
     spec: Spec
@@ -263,8 +260,6 @@ class Release(Request[None]):
 
 @dataclasses.dataclass(frozen=True)
 class Digests(Request[tuple[ProcessDigests, ...]]):
-    """Asks for the digests of all values that live on a group, after the steps submitted before."""
-
     def join(self, answers: Sequence[ProcessDigests]) -> tuple[ProcessDigests, ...]:
         return tuple(answers)
 
@@ -316,15 +311,10 @@ class CallbackOperands:
 
 @dataclasses.dataclass(frozen=True)
 class StepReply:
-    """A group's reply to a step.
+    """A group's reply to a step, with the parts for which ``StepRequest`` asks.
 
     Attributes:
-      inline: the small results of the group.
-      times: the times of the group's processes, if the request has ``profile``.
-      callback_operands: the operands of callbacks.
-      memory: the memory in use at the end of the step, if the request has ``measure_memory``.
-      events: the messages of the group's processes, with digests, if the request has ``digests``.
-      captured: the task that was kept, if one was named.
+      inline: the results of at most ``INLINE_BYTES``.
     """
 
     inline: Mapping[Handle, np.ndarray]
@@ -354,11 +344,9 @@ def add_reply(error: BaseException, reply: StepReply) -> None:
 
 
 def reply_of(reply: Future[StepReply]) -> StepReply:
-    """Waits for a group. Returns its reply, or the reply that ``add_reply`` has added to its error."""
     error = reply.exception()
     return reply.result() if error is None else sent_with(error)
 
 
 def sent_with(error: BaseException) -> StepReply:
-    """The reply that ``add_reply`` has added to an error; an empty one by default."""
     return getattr(error, "reply", None) or StepReply({})

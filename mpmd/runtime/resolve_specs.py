@@ -113,7 +113,6 @@ def choose_specs(program: Program, compile: Compile) -> ChosenSpecs:
 
 
 def _specs_at_start(plan: Plan) -> dict[tuple[int, Name], Spec]:
-    """For each group and value that it holds before the step, the value's spec there."""
     inputs = ((leaf.mpmd_idxs, leaf.name, leaf.spec) for leaf in plan.inputs if leaf.name)
     constants = ((leaf.mpmd_idxs, leaf.name, ()) for leaf in plan.constants)
     return {(mpmd_idx, name): spec for groups, name, spec in (*inputs, *constants) for mpmd_idx in groups}

@@ -21,7 +21,6 @@ from mpmd.runtime.device_memory import MemoryUse
 from mpmd.runtime.requests import StepReply
 
 RECENT = 16
-"""The number of steps over which the current rate is taken."""
 
 _POLL_SECONDS = 0.01
 """The seconds between two looks of ``wait``: no step pays for somebody who waits."""
@@ -74,9 +73,7 @@ class StepTotals:
     """The numbers of a function that only grow. They refer to no meter, and outlive it.
 
     Attributes:
-      name: of the function.
-      ended: how many steps have ended well.
-      failed: how many have failed.
+      ended: the number of steps that have not failed.
       driver_seconds: seconds, after the first step, in which no step was under way because the driver had
         not called the next one.
     """
@@ -99,11 +96,9 @@ class StepMeter:
     """Counts all steps of a function, for any shapes. Thread-safe.
 
     Args:
-      name: of the function.
       mesh: the groups; it is not kept alive.
 
     Attributes:
-      totals: the numbers that only grow.
       last_end: when the last step ended, of ``time.perf_counter``; 0 before that.
       memory: the memory of each group at the end of its last measured step. Each measurement is a new object.
     """
@@ -122,18 +117,15 @@ class StepMeter:
 
     @classmethod
     def of(cls, fun: Callable, mesh: MeshWithRecoveries) -> StepMeter:
-        """The meter of a function, which may have no name of its own."""
         return cls(getattr(fun, "__name__", type(fun).__name__), mesh)
 
     @property
     def recovery_seconds(self) -> tuple[float, ...]:
-        """The duration of each recovery of the mesh so far; none after the mesh was dropped."""
         mesh = self._mesh()
         return () if mesh is None else tuple(mesh.recovery_seconds)
 
     @property
     def under_way(self) -> int:
-        """The number of steps that were called and have not ended."""
         over = self.totals.ended + self.totals.failed  # read first: steps may begin and end meanwhile
         return self._begun - over
 
@@ -152,12 +144,10 @@ class StepMeter:
             self._listeners = tuple(other for other in self._listeners if other is not listener)
 
     def check(self) -> None:
-        """Raises what a listener has to raise before the next step."""
         for listener in self._listeners:
             listener.check()
 
     def hand_over(self) -> None:
-        """Lets listeners work, while the step that was called just now runs."""
         for listener in self._listeners:
             listener.hand_over()
 
@@ -187,13 +177,11 @@ class StepMeter:
                 listener.add(StepEnd(begun, now, has_failed, bytes_sent))
 
     def wait(self) -> None:
-        """Waits until all steps that were called have ended."""
         begun = self._begun
         while self.totals.ended + self.totals.failed < begun:
             time.sleep(_POLL_SECONDS)
 
     def asks_for_memory(self) -> bool:
-        """Whether the next step's replies are to have the memory: once in ``MEMORY_SECONDS``."""
         now = time.perf_counter()
         if now < self._memory_asked + MEMORY_SECONDS:
             return False
@@ -201,7 +189,6 @@ class StepMeter:
         return True
 
     def read_memory(self, replies: Mapping[int, Future[StepReply]]) -> None:
-        """Takes the memory of each group from its reply, when that comes."""
         for mpmd_idx, reply in replies.items():
             reply.add_done_callback(functools.partial(self._note_memory, mpmd_idx))
 
@@ -224,13 +211,11 @@ class StepMeters:
         self._dropped: dict[str, StepTotals] = {}
 
     def add(self, meter: StepMeter) -> None:
-        """Adds a meter if it is not among the meters yet."""
         with self._lock:
             self._sum_dropped()
             self._meters.setdefault(weakref.ref(meter), meter.totals)
 
     def all(self) -> list[StepMeter]:
-        """Returns the meters of steps that somebody still holds."""
         with self._lock:
             return [meter for known in self._meters if (meter := known()) is not None]
 

@@ -26,8 +26,6 @@ _CONTEXT = {
 
 
 class HostShard(NamedTuple):
-    """A region of a value, in host memory."""
-
     region: Region
     data: np.ndarray
 

@@ -52,13 +52,11 @@ class TaskKeeper:
         ]
 
     def end(self, task: str, results: Sequence[Any]) -> None:
-        """Notes the results of the task that has run."""
         if self._task == task and not self._results:
             self._results += map(_copied, results) if self._capture.task is not None else results
 
     @property
     def arrays(self) -> list[jax.Array]:
-        """The floating-point operands of the task that are on devices, and are there still."""
         return [
             value
             for value in self._operands
@@ -68,11 +66,6 @@ class TaskKeeper:
         ]
 
     def kept(self, mpmd_idx: int, device: jax.Device) -> tuple[Captured, tuple[jax.Array, ...]] | None:
-        """The task that was kept, and its values; ``None`` if no such task has begun.
-
-        Args:
-          mpmd_idx, device: the group, and one of its devices.
-        """
         if self._task is None:
             return None
         lost = tuple(i for i, value in enumerate(self._operands) if _is_gone(value))

@@ -13,8 +13,6 @@ Array = jax.Array | np.ndarray
 
 
 class MessageId(NamedTuple):
-    """Names one message: the step that sends it, the edge, and its place on the edge."""
-
     step: int
     src: int
     dst: int

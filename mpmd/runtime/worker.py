@@ -59,12 +59,9 @@ class GroupWorker:
     order.
 
     Args:
-      mpmd_idx: the group.
-      submesh: the devices of the group.
       transport_of: returns the transport for a plan: this group's end of the edges to other groups.
       agree: is called with a step and why this process cannot run it, if so. Waits until all processes of the
         group have come to the step; raises ``StepAborted`` in all processes when one cannot run it.
-      activity: the record of its current operation; ``None``: a new one.
       of_donated: the text in errors about values that a failed step has taken over.
       rank: the number of this process within the group.
       is_alone: whether no other group is in this process.
@@ -158,7 +155,6 @@ class GroupWorker:
         )
 
     def answer(self, request: Request) -> Any:
-        """This process's answer to a request of the driver."""
         match request:
             case StepRequest():
                 return self._run_step(request)
@@ -323,7 +319,7 @@ class GroupWorker:
         self._values = dict(values)
 
     def release(self, released: Released) -> None:
-        """Drops values and programs. Ignores handles of donated values and programs that were not loaded."""
+        """Ignores handles of donated values, and programs that were not loaded."""
         for handle in released.handles:
             self._values.pop(handle, None)
             self._captured.pop(handle, None)
@@ -334,15 +330,12 @@ class GroupWorker:
             self._ahead.pop(number, None)
 
     def keep_only(self, programs: Collection[int]) -> None:
-        """Drops every program that is not in ``programs``, also programs that are compiled in part."""
         self.release(Released(programs=tuple((self._programs.keys() | self._ahead.keys()) - set(programs))))
 
     def has_program(self, number: int) -> bool:
-        """Whether a program is loaded, or compiled in part."""
         return number in self._programs or number in self._ahead
 
     def close(self) -> None:
-        """Drops all values and programs."""
         self._values.clear()
         self._captured.clear()
         self._copies.clear()

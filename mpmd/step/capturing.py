@@ -22,12 +22,6 @@ from mpmd.validation import int_fault, path_fault, raise_faults, str_fault
 
 
 def check_capture(plan: Plan, task: str, to: str | os.PathLike[str], mpmd_idx: int | None) -> int:
-    """Checks the arguments of ``step.capture``, and returns the group that runs the task.
-
-    Args:
-      plan: of the whole mesh.
-      mpmd_idx: the group, if the caller has named it; by default the first that runs the task.
-    """
     raise_faults(
         str_fault("task", task),
         path_fault("to", to),
@@ -66,7 +60,6 @@ def write_named(
 
 
 def failures_captured(runtime: Runtime, groups: Sequence[int]) -> dict[int, Capture]:
-    """For each group, the request to keep the task with which it fails, where the mesh writes such tasks."""
     if runtime.captures.directory is None:
         return {}
     return {group: Capture(None, runtime.next_handle()) for group in groups}
@@ -108,7 +101,6 @@ def failure_capture(
 def _write_failure(
     writer: TaskWriter, runtime: Runtime, replies: Mapping[int, Future[StepReply]], ended: Future[None]
 ) -> None:
-    """Writes the task of the first group that has kept one, and notes its directory on the groups' errors."""
     failed = _failed(replies)
     try:
         directory = runtime.captures.claim() if failed else None
@@ -131,7 +123,6 @@ def _write_failure(
 def _give_up(
     runtime: Runtime, replies: Mapping[int, Future[StepReply]], ended: Future[None], fault: Exception
 ) -> None:
-    """Has the groups drop the tasks that they have kept, and notes on their errors why none was written."""
     failed = _failed(replies)
     try:
         for _, captured in failed:
@@ -142,7 +133,6 @@ def _give_up(
 
 
 def _failed(replies: Mapping[int, Future[StepReply]]) -> list[tuple[BaseException, Captured]]:
-    """The error of each group that has kept the task with which it failed, and that task."""
     return [
         (error, captured)
         for reply in replies.values()

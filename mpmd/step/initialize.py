@@ -47,7 +47,6 @@ def compile_init(fun: Callable, call: Call, argument: Any, mesh: GroupMesh) -> C
 
 
 def _specs_of(argument: Any, out_shape: Any) -> list[Spec]:
-    """The specs of the result leaves. Raises ``CompileError`` naming all that are not like the argument's."""
     leaves: list[ArgumentLeaf] = jax.tree.leaves(argument)
     if faults := list(_faults(argument, out_shape)):
         raise CompileError(faults)

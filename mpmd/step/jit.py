@@ -124,7 +124,7 @@ def jit(
         choice_fault("gather", gather, get_args(Gather)),
         *specs_faults("in_shardings", in_shardings),
         *specs_faults("out_shardings", out_shardings),
-        *keyword_specs_faults("kwarg_shardings", kwarg_shardings),
+        *keyword_specs_faults(kwarg_shardings),
         title="mpmd.jit: ",
     )
     assert mpmd_mesh is not None, "it was checked"
@@ -156,8 +156,6 @@ mpmd_jit_with_loop = jit
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """The options of ``mpmd.jit`` beside the function, the mesh and the kinds of arguments."""
-
     in_specs: Any
     out_specs: Any
     partial_sums: PartialSums
@@ -196,7 +194,6 @@ class MpmdFunction(ShownAsText):
         self._signature = signature
         self._options = options
         self.meter = StepMeter.of(fun, mesh)
-        """Counts the steps of the function."""
         self._in_specs = SpecsOfCalls(
             options.in_specs, options.kwarg_specs, mesh.abstract_submeshes, mesh.mpmd_axis_name
         )
@@ -212,7 +209,6 @@ class MpmdFunction(ShownAsText):
         return "\n".join([f"mpmd.jit of {self.meter.name} for {groups} groups, {compiled}", *plans])
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Binds a method's first argument, as functions do."""
         return self if instance is None else types.MethodType(self, instance)
 
     @api_boundary
@@ -262,15 +258,15 @@ class MpmdFunction(ShownAsText):
         self, *args: Any, steps: int = 1, trace_dir: str | os.PathLike | None = None, **kwargs: Any
     ) -> Profile:
         """Runs steps as ``LoadedStep.profile`` does; compiles first where a call would."""
-        call = self._signature.bind(args, kwargs)
-        return self._load(call).profile(*args, steps=steps, trace_dir=trace_dir, **kwargs)
+        step = self.compile(*args, **kwargs)
+        return step.profile(*args, steps=steps, trace_dir=trace_dir, **kwargs)
 
     @api_boundary
     def capture(
         self, *args: Any, task: str, to: str | os.PathLike, mpmd_idx: int | None = None, **kwargs: Any
     ) -> Any:
         """Runs a step and writes a task as ``LoadedStep.capture`` does; compiles first where a call would."""
-        step = self._load(self._signature.bind(args, kwargs))
+        step = self.compile(*args, **kwargs)
         return step.capture(*args, task=task, to=to, mpmd_idx=mpmd_idx, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -288,7 +284,6 @@ class MpmdFunction(ShownAsText):
 
     @property
     def only_step(self) -> LoadedStep:
-        """The compiled step. Raises ``ValueError`` when there is none, or several."""
         compiled = self._compiled_steps()
         if len(compiled) != 1:
             raise ValueError(
@@ -310,7 +305,6 @@ class MpmdFunction(ShownAsText):
         return self._load(call).submit(call)[0]
 
     def _load(self, call: Call) -> LoadedStep:
-        """The step that serves a call, compiled if none of its kind came before."""
         loaded = self._loaded.setdefault(self._mesh.runtime, {})
         anywhere = _CallKind(trace_context(), self._in_specs.of(call), call.key)
         if step := loaded.get(anywhere):
@@ -331,13 +325,9 @@ class MpmdFunction(ShownAsText):
         return loaded[later]
 
     def _held(self, call: Call) -> tuple[Placement, ...]:
-        """The placement of each leaf on the groups. Groups that hold none do not have to run.
-
-        Raises: ``ValueError`` naming the leaves that groups outside of the step's part hold.
-        """
         if not any(isinstance(leaf, MpmdArray) for leaf in call.leaves):
             return (ANYWHERE,) * len(call.leaves)
-        return placements_in(self._mesh, call.placements(self._mesh.runtime), call.paths)
+        return placements_in(self._mesh, call, self._mesh.runtime)
 
     def _compile(
         self, call: Call, in_specs: Sequence[Spec | None] | None, held: Sequence[Placement]

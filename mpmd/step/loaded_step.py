@@ -269,7 +269,6 @@ class LoadedStep(PlannedStep):
         return result
 
     def _running(self) -> Runtime:
-        """The runtime. Raises ``RuntimeError`` when the mesh was closed."""
         runtime = self._runtime()
         if runtime is None or runtime.is_closed:
             raise RuntimeError(f"{MESH_CLOSED}, and the step was unloaded; compile it again")
@@ -377,7 +376,6 @@ class LoadedStep(PlannedStep):
         handles: Sequence[Handle],
         replies: Mapping[int, Future[StepReply]],
     ) -> tuple[Any, StepFuture]:
-        """Makes the result of a step that the groups have, which takes over donated arrays."""
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:

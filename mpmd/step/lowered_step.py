@@ -39,7 +39,6 @@ class LoweredStep(PlannedStep):
         return self.compiled.program.plan
 
     def _analyses(self, *text_arguments: Any, **text_options: Any) -> dict[str, ExecutableAnalysis]:
-        """JAX's lowering of each executable, for the shape of its group's submesh."""
         platform = getattr(self.mesh.whole, "platform", jax.default_backend())
         groups = {run.executable: group.mpmd_idx for group in self.plan.programs for run in group.runs}
         analyses = {}

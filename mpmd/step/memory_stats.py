@@ -10,10 +10,8 @@ from mpmd.memory import sizes_on_devices
 
 
 def memory_stats(plan: Plan, report: Report) -> SimpleNamespace:
-    """The fields of JAX's ``CompiledMemoryStats``, for each device of the group that needs the most.
-
-    Temporaries are all but arguments and results at the worst moment. Nothing is in the memory of the host.
-    """
+    """Temporaries are all but arguments and results at the worst moment. Nothing is in the memory of the
+    host."""
     group = max(report.groups, key=lambda group: group.peak_bytes)
     nbytes, inputs = sizes_on_devices(plan, group.mpmd_idx), plan.inputs_of(group.mpmd_idx).values()
     argument = sum(nbytes[name] for name in plan.resident(group.mpmd_idx))

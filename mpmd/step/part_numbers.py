@@ -17,20 +17,15 @@ from mpmd.runtime.protocol import LoadedProgram, Runtime
 from mpmd.util.tables import first_few
 
 
-def placements_in(
-    mesh: GroupMesh, placements: Sequence[Placement], paths: Sequence[str]
-) -> tuple[Placement, ...]:
-    """Converts the placements of a call's leaves to the numbers that the groups have in ``mesh``.
-
-    Args:
-      paths: the names of the leaves to users.
+def placements_in(mesh: GroupMesh, call: Call, runtime: Runtime) -> tuple[Placement, ...]:
+    """The placement of each leaf of a call, by the numbers that the groups have in ``mesh``.
 
     Raises: ``ValueError`` naming the leaves with a layer range that no group of the part holds.
     """
-    numbers = mesh.numbers
+    placements, numbers = call.placements(runtime), mesh.numbers
     elsewhere = [
         path
-        for path, placement in zip(paths, placements, strict=True)
+        for path, placement in zip(call.paths, placements, strict=True)
         if placement.mpmd_idxs and not all(numbers.keys() & set(held.mpmd_idxs) for held in placement.ranges)
     ]
     if elsewhere:
@@ -53,9 +48,8 @@ def placements_in(
 
 
 def check_in_part(mesh: GroupMesh, call: Call, runtime: Runtime) -> None:
-    """Raises ``ValueError`` naming the leaves of a call that groups outside of a step's part hold."""
     if isinstance(mesh, PartMesh):
-        placements_in(mesh, call.placements(runtime), call.paths)
+        placements_in(mesh, call, runtime)
 
 
 def peaks_in(mesh: GroupMesh, peaks: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -63,14 +57,12 @@ def peaks_in(mesh: GroupMesh, peaks: Sequence[int | None]) -> tuple[int | None, 
 
 
 def program_of_whole(program: Program, mesh: GroupMesh) -> Program:
-    """A program that was compiled for a part, with the numbers of the whole mesh."""
     if not isinstance(mesh, PartMesh):  # the plan may have been made for a part of another mesh
         return of_part(program, mesh)
     return _renumbered(program, dict(enumerate(mesh.mpmd_idxs)), mesh.whole)
 
 
 def loaded_in(loaded: LoadedProgram, mesh: GroupMesh) -> LoadedProgram:
-    """A program that the groups have loaded, with the numbers of the part for which it was compiled."""
     if not isinstance(mesh, PartMesh):
         return loaded
     numbers, holdings = mesh.numbers, loaded.holdings
@@ -88,7 +80,6 @@ def loaded_in(loaded: LoadedProgram, mesh: GroupMesh) -> LoadedProgram:
 
 
 def of_part(program: Program, mesh: GroupMesh) -> Program:
-    """The program with a plan that names the part for which it was compiled, if ``mesh`` is one."""
     if (part := _part(mesh)) == program.plan.part:
         return program
     return dataclasses.replace(program, plan=dataclasses.replace(program.plan, part=part))
@@ -108,7 +99,6 @@ def _part(mesh: GroupMesh) -> Part | None:
 
 
 def _renumbered(program: Program, numbers: Mapping[int, int], mesh: GroupMesh) -> Program:
-    """The program with the numbers that its groups have in a mesh, or in a part of one."""
     submeshes = [tuple(submesh.shape.items()) for submesh in mesh.abstract_submeshes]
     plan = renumbered(program.plan, numbers, submeshes, _part(mesh))
     jaxprs = {(numbers[group], task): jaxpr for (group, task), jaxpr in program.jaxprs.items()}

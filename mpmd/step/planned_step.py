@@ -60,8 +60,7 @@ class PlannedStep(ShownAsText, abc.ABC):
         """The verified programs of all groups; printable."""
 
     @abc.abstractmethod
-    def _analyses(self, *text_arguments: Any, **text_options: Any) -> Mapping[str, ExecutableAnalysis]:
-        """The text and the costs of each executable, by its name."""
+    def _analyses(self, *text_arguments: Any, **text_options: Any) -> Mapping[str, ExecutableAnalysis]: ...
 
     @property
     def topology(self) -> Topology:
@@ -109,7 +108,7 @@ class PlannedStep(ShownAsText, abc.ABC):
         return self._shardings(self.out_tree, self.compiled.step.result_leaves, self.plan.outputs)
 
     def _shardings(self, tree: Any, leaves: Iterable[Leaf], values: Iterable[InputLeaf | OutputLeaf]) -> Any:
-        """Returns a pytree of shardings over the shapes of submeshes; a stack has its first range's."""
+        """A stacked leaf has the sharding of its first layer range."""
         of_names = {
             value.path: to_sharding(value.spec or (), self.submeshes[min(value.mpmd_idxs, default=0)])
             for value in values
@@ -144,7 +143,6 @@ class PlannedStep(ShownAsText, abc.ABC):
         """The tasks and the needs of each group, and the seconds of compiling; printable."""
 
     def _report(self, **measured: Any) -> Report:
-        """Returns the parts of a report that planned and loaded steps have in common."""
         return report(
             plan=self.plan,
             topology=self.topology,

@@ -54,11 +54,8 @@ def record_steps(
     """Runs steps in a row, and waits for each.
 
     Args:
-      runtime: of the groups.
-      submit: submits a step that is recorded.
       call: the call of the first step.
       fed_back: from the position of an argument leaf to the position of the result leaf that replaces it.
-      count: the number of steps.
 
     Returns: the last result, and the record of each step.
     Raises: as a call. The caller's donated arrays then stand for the last state.

@@ -74,7 +74,7 @@ def reshard(
       the two has, or that another mesh holds; ``TypeError`` for another ``to``; and as
       ``step.argument_leaves``.
     """
-    dtype = _checked(dtype)
+    dtype = _floating_dtype(dtype)
     _check_arrays(tree)
     if isinstance(to, MpmdFunction):
         to = to.only_step
@@ -90,8 +90,7 @@ def reshard(
     return jax.device_put(jax.tree.map(lambda leaf: _cast(leaf, dtype), to_host(tree)), to)
 
 
-def _checked(dtype: Any) -> np.dtype | None:
-    """The dtype as numpy has it. Raises ``TypeError`` for what names none of floating-point numbers."""
+def _floating_dtype(dtype: Any) -> np.dtype | None:
     if dtype is None:
         return None
     with contextlib.suppress(TypeError, ValueError):
@@ -103,7 +102,6 @@ def _checked(dtype: Any) -> np.dtype | None:
 
 
 def _replicated(tree: Any, dtype: Any, part: PartMesh) -> Any:
-    """The leaves of a pytree as each group of a part is to have them."""
     placement = Placement(part.mpmd_idxs, ())
     names = iter(paths(tree))
     return jax.tree.map(lambda leaf: ArgumentLeaf(next(names), _cast_aval(leaf, dtype), placement), tree)
@@ -152,16 +150,10 @@ def _known_to_driver(tree: Any, target: Any, runtime: Runtime) -> Any:
 
 
 def _copy_ranges(copies: Sequence[LeafCopy], held: Sequence[Sequence[jax.Array]]) -> list[list[jax.Array]]:
-    """Returns the function to compile: it computes the ranges to read from the ranges that groups hold."""
     return [copy.of(ranges) for copy, ranges in zip(copies, held, strict=True)]
 
 
 def copy_request(copies: Sequence[LeafCopy], submeshes: Sequence[AbstractMesh]) -> CompileRequest:
-    """The request to compile the copy of leaves.
-
-    Args:
-      submeshes: the shape of each group's submesh.
-    """
     held = [placement for copy in copies for placement in copy.held.ranges]
     read = [placement for copy in copies for placement in copy.read.ranges]
     specs: list[Spec | None] = [placement.spec or () for placement in read]
@@ -262,7 +254,6 @@ def _check_arrays(tree: Any) -> None:
 
 
 def _faults(tree: Any, target: Any, dtype: Any, runtime: Runtime) -> Iterator[ValueError]:
-    """Lists missing leaves and differences between the held and the read leaves, with advice."""
     for path, leaf in zip(paths(tree), jax.tree.leaves(tree), strict=True):
         if isinstance(leaf, MpmdArray) and leaf.runtime is not runtime:
             yield ValueError(

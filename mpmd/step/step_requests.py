@@ -19,8 +19,6 @@ class StepRequests:
 
     Args:
       loaded: the program of the step, with the numbers of the mesh.
-      argument_leaves: the step's argument leaves.
-      groups: the groups that run the step.
     """
 
     def __init__(self, loaded: LoadedProgram, argument_leaves: Sequence[Leaf], groups: Sequence[int]):
@@ -60,14 +58,6 @@ class StepRequests:
         measure_memory: bool,
         captures: Mapping[int, Capture],
     ) -> dict[int, StepRequest]:
-        """The request to each group that takes part.
-
-        Args:
-          delivery: gets the values that groups are sent.
-          results: the handles, by their positions.
-          profile, measure_memory: as in the requests.
-          captures: the tasks that groups are to keep.
-        """
         arguments = self._arguments(call, runtime, delivery)
         number, refused = runtime.next_step(), NonFinitePolicy.here()
         return {

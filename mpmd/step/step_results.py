@@ -22,13 +22,6 @@ from mpmd.runtime.step_future import StepFuture
 
 
 class StepResults:
-    """Makes the arrays of a step's result.
-
-    Args:
-      outputs: the plan's outputs.
-      submeshes: the shapes of the groups' submeshes.
-    """
-
     def __init__(self, step: CutStep, outputs: Sequence[OutputLeaf], submeshes: Sequence[AbstractMesh]):
         self._leaves = step.result_leaves
         avals = _part_avals(self._leaves, [result.var.aval for result in step.results])
@@ -43,7 +36,6 @@ class StepResults:
         self._tree = jax.tree.structure(step.out_shape)
 
     def of_step(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
-        """The result of a step, a pytree of arrays."""
         arrays = (
             MpmdArray(aval, runtime, Held(placement, submeshes, handle, future))
             for (aval, placement, submeshes), handle in zip(self._arrays, handles, strict=True)

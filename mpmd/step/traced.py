@@ -37,7 +37,6 @@ def traced(runtime: Runtime, trace_dir: str | os.PathLike | None) -> Iterator[Ma
 
 
 def _bring_traces(runtime: Runtime, folder: pathlib.Path, traces: dict[str, TraceFiles]) -> str | None:
-    """Ends and writes the traces. Returns the reason if they are lost."""
     try:
         traces |= stop_traces(runtime)
         write_traces(folder, traces)

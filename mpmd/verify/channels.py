@@ -22,7 +22,6 @@ from mpmd.verify.structure import describe
 
 
 def check_messages(plan: Plan) -> Iterator[str]:
-    """The faults of edges whose receives are not their sends in order, or whose tags do not ascend."""
     sends: dict[Edge, list[Send]] = collections.defaultdict(list)
     receives: dict[Edge, list[Recv]] = collections.defaultdict(list)
     for program in plan.programs:
@@ -69,14 +68,12 @@ def rendezvous_order(plan: Plan) -> list[int]:
 
 
 def _is_counterpart(group: int, instruction: Send | Recv, other: Instruction | None) -> bool:
-    """Whether ``other``, of the peer, is the receive of the group's send or the send of its receive."""
     if isinstance(instruction, Send):
         return isinstance(other, Recv) and other.src == group
     return isinstance(other, Send) and other.dst == group
 
 
 def check_deadlock(plan: Plan, order: Sequence[int]) -> Iterator[str]:
-    """The groups that do not end in the rendezvous order, and the instructions at which they stop."""
     ran = collections.Counter(order)
     stuck = [p.mpmd_idx for p in plan.programs if ran[p.mpmd_idx] < len(p.instructions)]
     if stuck:

@@ -74,7 +74,6 @@ class _Lifetimes:
                     self._remove(name, "freed")
 
     def end(self, results: Collection[OutputLeaf]) -> None:
-        """Checks the values that are left after the last instruction."""
         where = f"group {self._mpmd_idx}"
         for leaf in results:
             if leaf.name not in self._held:

@@ -10,7 +10,6 @@ from mpmd.ir.specs import indivisible
 
 
 def check_structure(plan: Plan) -> Iterator[str]:
-    """The faults that keep a plan from having a meaning."""
     yield from _check_leaves(plan)
     for executable in plan.executables:
         yield from _check_executable(executable)
@@ -21,7 +20,6 @@ def check_structure(plan: Plan) -> Iterator[str]:
 
 
 def check_avals(plan: Plan) -> Iterator[str]:
-    """The faults of values that have two shapes or dtypes in a plan whose structure is right."""
     avals = plan.avals()
     for program in plan.programs:
         for run in program.runs:
@@ -35,7 +33,6 @@ def check_avals(plan: Plan) -> Iterator[str]:
 
 
 def describe(plan: Plan, mpmd_idx: int, position: int) -> str:
-    """An instruction for messages: its group, its position and its text."""
     instruction = str(plan.programs[mpmd_idx].instructions[position])[:80]
     return f"group {mpmd_idx}, instruction {position} ({instruction})"
 
@@ -67,7 +64,6 @@ def _check_executable(executable: Executable) -> Iterator[str]:
 
 
 def _check_references(plan: Plan) -> Iterator[str]:
-    """Checks that runs refer to executables of the plan, and sends and receives to other groups."""
     groups = range(len(plan.programs))
     executables = {executable.name: executable for executable in plan.executables}
     for mpmd_idx, program in enumerate(plan.programs):
@@ -86,7 +82,6 @@ def _check_references(plan: Plan) -> Iterator[str]:
 
 
 def _check_submeshes(plan: Plan) -> Iterator[str]:
-    """Checks that groups with the same executable have equal submeshes, on which its specs fit."""
     if plan.submeshes and len(plan.submeshes) != len(plan.programs):
         yield f"there are {len(plan.submeshes)} submeshes for {len(plan.programs)} groups"
         return

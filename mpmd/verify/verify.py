@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from mpmd.errors import PlanError
 from mpmd.ir.plan import Edge, Plan
-from mpmd.memory import EarliestArrival, GroupMemory, group_memories, most_values
+from mpmd.memory import EarliestArrival, GroupMemory, group_memories
 from mpmd.verify.channels import (
     channels_of,
     check_deadlock,
@@ -32,21 +32,17 @@ class Verified:
     Attributes:
       memory: for each group, the need of each of its devices. Temporaries are unknown until the groups have
         compiled, and the values whose sharding is open count as replicated.
-      peak_values: for each group, the most values that it holds at once, counted as
-        ``GroupMemory.live_bytes`` counts them.
       capacities: for each edge, the most messages of a step that can be in flight at once, sent and not yet
         read, whatever the timing.
       arrivals: when each message can be there at the earliest, by edge and tag.
     """
 
     memory: tuple[GroupMemory, ...]
-    peak_values: tuple[int, ...]
     capacities: Mapping[Edge, int]
     arrivals: Mapping[tuple[Edge, int], EarliestArrival]
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
-        """For each group, the most bytes of values that each of its devices holds at once."""
         return tuple(of_group.live_bytes for of_group in self.memory)
 
 
@@ -65,7 +61,6 @@ def verify(plan: Plan) -> Verified:
     _raise(f"edge {a} -> {b}, message {tag}: nothing of it is read" for (a, b), tag in channels.unread)
     return Verified(
         memory=group_memories(plan, channels.arrivals),
-        peak_values=tuple(most_values(plan, program) for program in plan.programs),
         capacities=channels.capacities,
         arrivals=channels.arrivals,
     )

@@ -86,7 +86,6 @@ def faults_of(plan):
 def test_a_correct_plan_passes_and_is_measured():
     verified = verify(ping_pong())
     assert verified.live_bytes == (3 * 16, 3 * 16 + 4)
-    assert verified.peak_values == (3, 4)
     assert verified.capacities == {(0, 1): 1, (1, 0): 1}
 
 
