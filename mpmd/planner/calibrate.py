@@ -80,18 +80,14 @@ def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str =
 
 @dataclasses.dataclass(frozen=True)
 class _Groups:
-    """The groups of the mesh: their number, and the function that runs a step on them."""
-
     count: int
     record_steps: RecordSteps
 
     @property
     def repetitions(self) -> int:
-        """The number of times that all groups run a task, for ``STEPS`` results."""
         return math.ceil(STEPS / self.count)
 
     def tasks(self, step: Callable[..., Any], *args: Any, steps: int = 1) -> list[list[Event]]:
-        """The events of the loop's tasks, in a list for each of ``steps`` steps."""
         return [
             [event for event in events if isinstance(event.activity, Cell)]
             for events in self.record_steps(step, args, steps)
@@ -102,7 +98,6 @@ class _Groups:
 
 
 def dtype_fault(name: str, dtype: Any) -> Fault | None:
-    """The fault of a dtype of matrix products, which are of floats."""
     text = f"{name} must be a dtype of floats, such as 'float32' or 'bfloat16', not {shown(dtype)}"
     try:
         parsed = jnp.dtype(dtype) if dtype is not None else None
@@ -116,8 +111,9 @@ class _SquareProducts(NamedTuple):
 
     Attributes:
       flops: operations per second in the largest products; a task of such products takes ``TASK_SECONDS``
-      alone. curve: the rate through the smallest and the largest products. alone: the factor by which a group
-      alone is faster.
+        alone.
+      curve: the rate through the smallest and the largest products.
+      alone: the factor by which a group alone is faster.
     """
 
     flops: float
@@ -153,7 +149,6 @@ def _flops_of_others(groups: _Groups, kind: ProductKind, dtype: Any, flops: floa
 
 
 def _batched_products(x: jax.Array, *, count: int, dtype: Any) -> jax.Array:
-    """A sequence of products of ``count`` matrices each."""
     matrices = (jnp.sin(jnp.arange(count * SIDE * SIDE) + x) / math.sqrt(SIDE)).astype(dtype)
     matrices = matrices.reshape(count, SIDE, SIDE)
     result = jax.lax.fori_loop(0, PRODUCTS, lambda _, result: jnp.matmul(result, matrices), matrices)
@@ -161,7 +156,6 @@ def _batched_products(x: jax.Array, *, count: int, dtype: Any) -> jax.Array:
 
 
 def _convolutions(x: jax.Array, *, count: int, dtype: Any) -> jax.Array:
-    """A sequence of convolutions of ``count`` images each."""
     image = (count, IMAGE, IMAGE, SIDE)
     images = jnp.sin(jnp.arange(math.prod(image)) + x).astype(dtype).reshape(image)
     window = jnp.sin(jnp.arange((WINDOW * SIDE) ** 2) + x) / (WINDOW * math.sqrt(SIDE))
@@ -182,7 +176,6 @@ _OTHER_PRODUCTS: Mapping[ProductKind, tuple[Callable[..., jax.Array], float]] = 
 
 
 def _small_kernels(x: jax.Array) -> jax.Array:
-    """A sequence of kernels with next to no work."""
     result = matrix = jnp.full((4, 4), x)
     for _ in range(KERNELS):
         result = result @ matrix
@@ -190,7 +183,6 @@ def _small_kernels(x: jax.Array) -> jax.Array:
 
 
 def _products(x: jax.Array, *, width: int, dtype: Any) -> jax.Array:
-    """Multiplies a matrix ``PRODUCTS`` times, each time the last result."""
     numbers = jnp.arange(width * width, dtype=jnp.float32).reshape(width, width)
     matrix = (jnp.sin(numbers + x) / math.sqrt(width)).astype(dtype)
     return jax.lax.fori_loop(0, PRODUCTS, lambda _, result: result @ matrix, matrix)[0, 0].astype(jnp.float32)
@@ -263,7 +255,6 @@ def _forwards(
 
 
 def _links(groups: _Groups, nodes: Sequence[Hashable]) -> dict[str, Link]:
-    """The median links between neighbours on a node, and between those on different nodes."""
     found: dict[str, list[Link]] = {}
     small, large = _hops(groups, SMALL_MESSAGE_BYTES), _hops(groups, MESSAGE_BYTES)
     for latency, seconds, (a, b) in zip(small, large, itertools.pairwise(nodes), strict=True):
@@ -311,7 +302,6 @@ def _hops(groups: _Groups, nbytes: int) -> list[float]:
 
 
 def _hops_of(events: Sequence[Event], num_stages: int) -> list[float]:
-    """The seconds of a message from each group to the next one, from the tasks of one step."""
     forwards, backwards = (
         [next(e for e in events if e.activity == Task(kind, stage, 0)) for stage in range(num_stages)]
         for kind in ("fwd", "bwd")

@@ -51,12 +51,10 @@ class Candidate:
             object.__setattr__(self, "remat", self.remat[:1])
 
     def remat_of(self, stage: int) -> Remat:
-        """The policy of a stage."""
         return self.remat[stage % len(self.remat)]
 
     @property
     def is_rematerialised(self) -> bool:
-        """Whether any stage computes anything again."""
         return self.remat != (Remat.NONE,)
 
     @property
@@ -76,7 +74,6 @@ class Candidate:
 
     @property
     def loops(self) -> tuple[Candidate, ...]:
-        """The candidate of each loop of the step, in order."""
         return (self, *self.later)
 
     @property
@@ -113,7 +110,6 @@ class Memory:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The bytes of each part, by its name."""
         return {name: nbytes for name, nbytes in vars(self).items() if name != "group"}
 
     @property
@@ -148,7 +144,6 @@ class Prediction:
         return EXPECTED_ERRORS[self.source]
 
     def scaled(self, factor: float) -> Prediction:
-        """The prediction with all times multiplied."""
         seconds = tuple(factor * of_stage for of_stage in self.stage_seconds)
         return dataclasses.replace(self, seconds=factor * self.seconds, stage_seconds=seconds)
 

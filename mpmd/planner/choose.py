@@ -214,7 +214,6 @@ def _advice(trials: Trials, ranking: Ranking) -> list[str]:
 def _faults(
     step: Any, cluster: Any, kwargs: Any, simulate: Any, seconds: Any, measure: Any, memory_margin: Any
 ) -> Iterator[Fault | None]:
-    """The faults of the arguments of ``plan`` that are not the step's."""
     yield callable_fault("step", step)
     if isinstance(step, MpmdFunction):
         yield TypeError(

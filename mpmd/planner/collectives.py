@@ -142,7 +142,6 @@ def message_link(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) 
 
 
 def group_link(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) -> Link:
-    """The link between two groups: ``device_link`` on one node, ``node_link`` between nodes of a pool."""
     if isinstance(cluster, Pools) and source.submesh.pool != target.submesh.pool:
         return cluster.link
     pool = cluster.pool(target.submesh.pool)
@@ -150,7 +149,6 @@ def group_link(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) ->
 
 
 def share_a_node(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) -> bool:
-    """Whether all devices of two groups are on one node."""
     if source.submesh.pool != target.submesh.pool:
         return False
     pool = cluster.pool(source.submesh.pool)

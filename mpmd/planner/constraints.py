@@ -44,7 +44,6 @@ def _schedule_fault(name: str, schedule: Any) -> Fault | None:
 
 
 def _like(name: str) -> list[str]:
-    """The families with the name, or with a similar name."""
     lower = {family.lower(): family for family in ALL_FAMILIES}
     parts = [family for family in lower if name and name.lower() in family]
     return [lower[family] for family in parts or difflib.get_close_matches(name.lower(), lower)]

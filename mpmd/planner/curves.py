@@ -57,7 +57,6 @@ class ProductWork(NamedTuple):
     kernels: Any
 
     def times(self, count: float) -> ProductWork:
-        """The products of ``count`` repetitions."""
         return ProductWork(count * self.operations, count * self.kernels)
 
 
@@ -74,12 +73,10 @@ def added(some: Mapping[str, ProductWork], others: Mapping[str, ProductWork]) ->
 
 
 def rate_name(kind: ProductKind, dtype: str) -> str:
-    """The name of a rate in ``Hardware.rates``, such as ``"product bfloat16"``."""
     return f"{kind} {dtype}"
 
 
 def collective_name(kind: CollectiveKind, size: int) -> str:
-    """The name of a collective over ``size`` devices in ``Hardware.rates``, such as ``"all_reduce 8"``."""
     return f"{kind} {size}"
 
 
@@ -96,7 +93,6 @@ def without(rates: Mapping[str, Curve], kinds: Any) -> dict[str, Curve]:
 
 
 def rates_faults(field: str, rates: Any) -> list[Fault | None]:
-    """The faults of the rates of a cluster, which are in its ``field``."""
     what = (
         f"{field} must be a dict of mpmd.planner.curves.Curve, by names such as 'product bfloat16' and "
         "'all_reduce 8'"

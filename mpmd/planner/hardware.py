@@ -61,13 +61,11 @@ def _holding_fault(name: str, value: Any) -> Fault | None:
 
 
 def link_fault(name: str, value: Any) -> Fault | None:
-    """The fault of a link, whose latency has to be finite."""
     what = "an mpmd.simulate.Link of seconds and bytes per second, such as Link(1e-6, 1e10)"
     return type_fault(name, value, Link, what) or finite_fault(f"the latency of {name}", value.latency)
 
 
 ALONE_OF_IS_GONE = "alone_of is gone: leave it out, because alone is the factor of all kinds of work"
-"""The error for an attribute that clusters once had."""
 
 
 def _above_0(unit: str) -> Rule:
@@ -311,7 +309,6 @@ def _rates_beside(rates: Mapping[str, Curve], given: Mapping[str, Any]) -> dict[
 
 
 def has_default(field: dataclasses.Field[Any]) -> bool:
-    """Whether an attribute of a cluster may be left out."""
     return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 

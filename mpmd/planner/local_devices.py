@@ -41,7 +41,6 @@ def memory_of(devices: Sequence[jax.Device]) -> float:
 
 
 def measured(devices: Sequence[jax.Device], dtype: str) -> dict[str, Any]:
-    """The measured numbers, by the names of a cluster's attributes."""
     meshes = [jax.sharding.Mesh(np.array([device]), ("device",)) for device in devices]
     with MpmdMesh(meshes) as mesh:
         known = calibrate(functools.partial(record_steps, mesh), [0] * len(devices), dtype)

@@ -96,7 +96,6 @@ def complexity(candidate: Candidate) -> Complexity:
 
 
 def may_be_as_fast(prediction: Prediction, fastest: Prediction) -> bool:
-    """Whether the time of the fastest is within the error that is expected of a prediction."""
     return _is_within(prediction.seconds, prediction.expected_error, fastest.seconds)
 
 
@@ -253,7 +252,6 @@ def _work_text(work: float, candidate: Candidate, best: Candidate) -> str:
 
 
 def _lost_text(prediction: Prediction, best: Prediction) -> str:
-    """Names the larger loss against the best candidate: all-reduces or the bubble."""
     if prediction.communication - best.communication > prediction.bubble - best.bubble:
         return f"all-reduces take {prediction.communication:.0%}"
     text = f"bubble {prediction.bubble:.0%}"

@@ -106,7 +106,6 @@ def _types(
 
 
 def _times(tasks: TaskLists, templates: Sequence[_TaskTemplate], costs: Costs) -> list[float]:
-    """The time of each task; the tasks of a fused cell share the time in ``costs.fused``."""
     alone = [template.duration for template in templates]
     if not costs.fused:
         return alone

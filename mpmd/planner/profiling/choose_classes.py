@@ -55,7 +55,6 @@ def choose_classes(
     allowed = _without_weights(step, costs)
 
     def cheapest(candidates: Iterable[Class], least: float) -> frozenset[Class]:
-        """The class with the least all-reduce traffic among the candidates that divide enough operations."""
         shared = {one: costs.shared(one, accumulated) for one in dict.fromkeys(candidates) if one in allowed}
         most = max((of_class.operations for of_class in shared.values()), default=0.0)
         enough = {
@@ -101,7 +100,6 @@ def _without_weights(step: LayeredStep, costs: ClassCosts) -> set[Class]:
 
 
 def _of_weights(costs: ClassCosts, rows: Set[Class], taken: Set[Class]) -> frozenset[Class]:
-    """Chooses the classes of weights to divide along ``model``, by their savings per all-reduced byte."""
     savings: dict[Class, float] = {}
     best: dict[int, float] = {}
     for one, nbytes in costs.of_weights.items():

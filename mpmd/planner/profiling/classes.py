@@ -23,7 +23,6 @@ from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.ir.plan import TaskType
 
 Class = int
-"""The number of a class."""
 
 
 class ClassUse(NamedTuple):
@@ -42,8 +41,6 @@ class ClassedOperation(NamedTuple):
 
 
 class DimensionClasses:
-    """The classes of dimensions of values; ``join`` merges classes."""
-
     def __init__(self, flat: FlatEquations):
         self._first = [0]
         for aval in flat.avals:
@@ -51,15 +48,12 @@ class DimensionClasses:
         self._same: DisjointSets[int] = DisjointSets()
 
     def of(self, value: Value, dim: int) -> Class:
-        """The class of a dimension of a value."""
         return self._same.find(self._first[value] + dim)
 
     def of_value(self, value: Value) -> tuple[Class, ...]:
-        """The class of each dimension of a value."""
         return tuple(map(self._same.find, range(self._first[value], self._first[value + 1])))
 
     def join(self, nodes: Iterable[tuple[Value, int]]) -> None:
-        """These dimensions of values are one."""
         self._same.join(self._first[value] + dim for value, dim in nodes)
 
 

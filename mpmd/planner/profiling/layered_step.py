@@ -83,11 +83,9 @@ class LayeredStep:
         return {task_type: sum(one.work for one in members) for task_type, members in self.tasks.items()}
 
     def reads(self, task_type: TaskType) -> tuple[Var, ...]:
-        """The variables that a task reads; none for a task that does not exist."""
         return self._members[task_type].reads if task_type in self._members else ()
 
     def makes(self, task_type: TaskType) -> tuple[Var, ...]:
-        """The results of a task that equations outside of the task read."""
         return self._members[task_type].makes if task_type in self._members else ()
 
     @functools.cached_property
@@ -145,7 +143,6 @@ class LayeredStep:
         )
 
     def weights(self, layer: int) -> list[Value]:
-        """The values of the weights that a layer reads."""
         return [self.flat.value(var) for var in self.ownership.weights_of(layer)]
 
     def leaf_of_argument(self) -> dict[Var, int]:
@@ -155,13 +152,11 @@ class LayeredStep:
         return {argument.var: i for argument, i in zip(step.arguments, positions, strict=True)}
 
     def nbytes(self, value: Value) -> float:
-        """The bytes of a value."""
         aval = self.flat.avals[value]
         return float(math.prod(aval.shape) * aval.dtype.itemsize)
 
 
 def layered(graph: TaskGraph, flash_attention: bool = False) -> LayeredStep:
-    """The layered step of a graph whose stages are layers."""
     ownership = ownership_of(graph)
     flat = FlatEquations(flash_attention=flash_attention)
     before = flat.add(before_loops(graph))

@@ -24,13 +24,10 @@ from mpmd.planner.profiling.task_work import task_work
 
 
 def loop_profiles(step: LayeredStep) -> tuple[LayerProfile, ...]:
-    """The profile of each loop of a step; a step without loops has one profile."""
     return tuple(map(_Profiler(step).profile, range(len(step.loops))))
 
 
 class _Profiler:
-    """Sums up the work of a step cut into layers."""
-
     def __init__(self, step: LayeredStep):
         self._step = step
         self._divider = Divider(step)
@@ -39,7 +36,6 @@ class _Profiler:
         self._names = layer_names(step)
 
     def profile(self, number: int) -> LayerProfile:
-        """The table of a loop."""
         step, loop = self._step, self._step.loops[number]
         divided = (d.size for d in loop.divisible if step.classes.of(d.value, d.dim) in self._rows)
         rows = loop.rows if loop.is_open else next(divided, 1)
@@ -67,7 +63,6 @@ class _Profiler:
         return self._divider.specs()
 
     def _tied(self, loop: LayeredLoop) -> Mapping[tuple[int, ...], int]:
-        """The layers of a loop that share weights, with the bytes."""
         shared: dict[tuple[int, ...], int] = collections.Counter()
         for var, layers in self._step.ownership.weights.items():
             readers = tuple(layer - loop.layers.start for layer in layers if layer in loop.layers)
@@ -102,11 +97,7 @@ class _Profiler:
         )
 
     def _recomputation(self, layer: int, policy: Remat, reduced: Sequence[float]) -> Recomputation:
-        """The recomputation of a layer.
-
-        Args:
-          reduced: the bytes that each operation of its forward all-reduces.
-        """
+        """``reduced`` has the bytes that each operation of the layer's forward all-reduces."""
         again, whole = recomputed(self._step, layer, policy), sum(reduced)
         forward = self._step.tasks.get(TaskType("fwd", layer), ())
         residuals = {self._step.flat.value(var) for var in self._step.residuals(layer)}
@@ -130,7 +121,6 @@ class _Profiler:
         return min([nbytes(var), *map(nbytes, casts)])
 
     def _skips(self, loop: LayeredLoop) -> Iterator[tuple[int, int, int]]:
-        """The values that go past layers: source layer, target layer, bytes."""
         skipped: dict[tuple[int, int], int] = collections.Counter()
         first = loop.layers.start
         for layer in loop.layers:
@@ -145,7 +135,6 @@ class _Profiler:
         return self._work_of(step.tasks.get(task_type, ()), kept)
 
     def _work_of(self, members: Sequence[ClassedOperation], kept: Collection[Value]) -> TaskWork:
-        """The work of some operations, between values that are in memory."""
         return task_work(members, kept, self._nbytes_of_rows, self._step.kernel_values)
 
     def _nbytes_of_rows(self, value: Value) -> float:

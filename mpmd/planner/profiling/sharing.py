@@ -98,7 +98,7 @@ class Sharing:
         return dims[0] if dims and others else None
 
     def _is_between(self, value: Value) -> bool:
-        """Whether a value is divided as those between regions are."""
+        """Whether sequence parallelism divides a value."""
         dim = self.dim(value)
         return dim is not None and self._classes.of(value, dim) not in self._divided
 
@@ -130,11 +130,7 @@ class Sharing:
     def _operation(
         self, member: ClassedOperation, accumulated: Container[Value], whole: Container[Value]
     ) -> Shared:
-        """A shared operation.
-
-        Args:
-          whole: the values that have been gathered before.
-        """
+        """``whole`` has the values that have been gathered before."""
         operation = member.operation
         uses = [use for of_class, use in member.uses if of_class in self._divided]
         uses = uses or [use for of_class, use in member.uses if of_class in self._between]
@@ -153,7 +149,6 @@ class Sharing:
         accumulated: Container[Value],
         whole: Container[Value],
     ) -> Shared:
-        """An operation, shared along one dimension."""
         operation = member.operation
         gathered_values = [
             value

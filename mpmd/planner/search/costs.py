@@ -44,7 +44,6 @@ class LayerSeconds:
 
 
 def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) -> LayerSeconds:
-    """The seconds of all layers on the devices of a group."""
     held = product(arrays.shares("weights", group.sizes))
     weights, gradients = arrays.of("weights") * held, arrays.of("gradients") * held
     zero = np.zeros_like(weights)

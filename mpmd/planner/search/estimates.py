@@ -49,7 +49,6 @@ MOST_SHORT = 40
 """The most estimates that do not fit, for each settings."""
 
 MOST_SMALLEST = 16
-"""The most estimates with the least memory that are returned."""
 
 TINY = 1e-30
 """The seconds or bytes of layers that need none."""
@@ -82,7 +81,6 @@ class Estimates:
 
 
 def estimates(space: SearchSpace) -> Estimates:
-    """Estimates all families of schedules, settings and arrangements of groups of a search space."""
     tables = [*_tables(space)]
     fastest = sorted(
         itertools.chain(*(table.fastest() for table in tables)),
@@ -170,7 +168,6 @@ def _orders(space: SearchSpace, groups: Groups) -> Iterator[Groups]:
 
 
 def _arrangements(space: SearchSpace) -> Iterator[Groups]:
-    """All arrangements of groups: equal groups in each pool, or the groups that the constraints fix."""
     most, asked = len(space.profile.layers), space.constraints.groups
     if isinstance(space.constraints.submesh, tuple):
         fixed = space.fixed_submeshes(len(space.constraints.submesh))
@@ -240,7 +237,6 @@ class _ArrangementParts:
 
     @staticmethod
     def of(space: SearchSpace, arrangements: Sequence[Groups]) -> _ArrangementParts:
-        """The parts of arrangements of groups."""
         counts = [collections.Counter(groups) for groups in arrangements]
         submeshes = [*dict.fromkeys(itertools.chain(*counts))]
         positions = {submesh: position for position, submesh in enumerate(submeshes)}
@@ -261,7 +257,6 @@ class _ArrangementParts:
         return _ArrangementParts(submeshes, index, numbers, latencies, bandwidths)
 
     def of_columns(self, columns: list[int]) -> _ArrangementParts:
-        """The parts of some of the arrangements."""
         arrays = (self.index, self.numbers, self.latencies, self.bandwidths)
         return _ArrangementParts(self.submeshes, *(array[:, columns] for array in arrays))
 

@@ -20,7 +20,6 @@ _SEQ_1F1B: Mapping[str, Mapping[str, Any]] = {
     for eager, split in itertools.product((False, True), repeat=2)
 }
 SLICED = (*_SEQ_1F1B, GPIPE_OF_SLICES)
-"""The families of slices."""
 
 
 def family_of(schedule: Schedule) -> str:

@@ -77,14 +77,12 @@ class Forms:
 
 
 def _slices(space: SearchSpace, family: str) -> int:
-    """The slices into which the schedules of a family cut a microbatch."""
     if isinstance(space.constraints.schedule, Schedule):
         return space.constraints.schedule.slices
     return space.profile.slices if family in SLICED else 1
 
 
 def _possible(space: SearchSpace, families: list[tuple[str, float]], p: Array, v: Array) -> Array:
-    """Whether the layers and the constraints allow each family on each number of groups."""
     constraints, num_layers = space.constraints, len(space.profile.layers)
     possible = p * v <= num_layers
     if constraints.num_stages is not None:

@@ -214,7 +214,6 @@ def _shared_decisions(loops: Sequence[_TypicalLoop]) -> Iterable[Candidate]:
     usual = next(numbers, None)
 
     def with_number(loop: _TypicalLoop, row: Row) -> Candidate:
-        """The candidate of a row, with the usual number of microbatches where the loop leaves none open."""
         if is_open(loop) or usual is None:
             return row.candidate
         return dataclasses.replace(row.candidate, num_microbatches=usual)

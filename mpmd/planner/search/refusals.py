@@ -220,7 +220,6 @@ MOST_NODES = 4096
 
 
 def infeasible(space: SearchSpace) -> str:
-    """The message for a search space in which no candidate fits."""
     cluster = space.model.cluster
     evaluations = [e for estimate in estimates(space).smallest if (e := best_cut(space, estimate.candidate))]
     if not evaluations:

@@ -307,7 +307,6 @@ def _plain(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[Candi
 
 
 def _family(candidate: Candidate) -> tuple[str, float]:
-    """The family of the candidate's schedule, and the number of stages per group."""
     return family_of(candidate.schedule), candidate.schedule.num_stages / candidate.schedule.mpmd_dim
 
 

@@ -51,7 +51,6 @@ class SearchSpace:
 
     @functools.cached_property
     def devices(self) -> dict[str, int]:
-        """The number of devices of each pool."""
         cluster = self.model.cluster
         return {name: cluster.pool(name).num_devices for name in cluster.pool_names}
 
@@ -62,7 +61,6 @@ class SearchSpace:
 
     @functools.cached_property
     def numbers_of_microbatches(self) -> list[int]:
-        """The numbers of microbatches that divide the rows of the batch."""
         if self.constraints.num_microbatches is not None:
             return [self.constraints.num_microbatches]
         return divisors(self.profile.rows)
@@ -124,7 +122,6 @@ class SearchSpace:
         return extended(self.devices, 0)
 
     def largest(self, kind: Kind) -> int:
-        """The size that the number of devices along an axis has to divide."""
         return self.profile.largest(kind) or 1
 
     def _takes_devices(self, submesh: Submesh) -> bool:
@@ -136,8 +133,6 @@ class SearchSpace:
 
     @functools.cached_property
     def range_costs(self) -> Callable[[GroupSettings, Link], StageRangeCosts]:
-        """The costs of ranges of layers in a group, with messages over a link."""
-
         def of(group_settings: GroupSettings, link: Link) -> StageRangeCosts:
             table = self.model.table(group_settings)
             tasks = 1 + self.profile.has_backward
@@ -161,12 +156,10 @@ class SearchSpace:
         }
 
     def divides(self, submeshes: tuple[Submesh, ...], num_microbatches: int) -> bool:
-        """Whether the devices of each group divide the rows of a microbatch."""
         rows = self.profile.rows // num_microbatches
         return all(rows % submesh.data == 0 for submesh in submeshes)
 
     def divides_between_regions(self, submesh: Submesh, num_microbatches: int) -> bool:
-        """Whether a group's devices divide values between tensor-parallel regions along ``model``, too."""
         if self.profile.between == "sequence":
             return self.largest("sequence") % (submesh.sequence * submesh.model) == 0
         return self.profile.rows // num_microbatches % (submesh.data * submesh.model) == 0
@@ -248,7 +241,6 @@ class SearchSpace:
         )
 
     def schedule(self, family: str, num_stages: int, groups: int) -> Schedule | None:
-        """The schedule of a family and size, if the layers and the constraints allow one."""
         constraints = self.constraints
         allowed = constraints.num_stages in (None, num_stages) and constraints.groups in (None, groups)
         if not allowed or num_stages > len(self.profile.layers):
@@ -262,7 +254,6 @@ class SearchSpace:
 
 
 def divisors(number: int, most: float = math.inf) -> list[int]:
-    """All divisors that are not greater than ``most``, ascending."""
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     large = (number // divisor for divisor in small)
     return sorted(divisor for divisor in {*small, *large} if divisor <= most)

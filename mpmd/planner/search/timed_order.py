@@ -110,7 +110,6 @@ def _sent_values(
 
 
 def _reader(task: Task, homes: tuple[int, ...]) -> int | None:
-    """The group of the stage that reads the result of a task."""
     on_slice = SliceNumbers(len(homes)).stage_of(task.stage)
     stage = {"fwd": on_slice + 1, "bwd": on_slice - 1, "bwdA": on_slice - 1, "bwdW": -1}[task.kind]
     return homes[stage] if 0 <= stage < len(homes) else None

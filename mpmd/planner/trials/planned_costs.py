@@ -92,7 +92,6 @@ def longest_all_reduces(
 
 
 def edge_links(cluster: AnyCluster, device_ranges: Sequence[DeviceRange]) -> dict[Edge, Link]:
-    """The link of each edge."""
     return {
         (source, target): group_link(cluster, device_ranges[source], device_ranges[target])
         for source, target in itertools.permutations(range(len(device_ranges)), 2)

@@ -47,20 +47,13 @@ class Realized:
 
     @functools.cached_property
     def size(self) -> int:
-        """The number of instructions of all groups."""
         return sum(len(program.instructions) for program in self.plan.programs)
 
     def simulation(self) -> Simulation:
-        """The times of the tasks of each group."""
         return simulate(self.plan, self.costs, topology=self.message_bytes)
 
 
 def decisions_of(candidate: Candidate, profiles: Sequence[LayerProfile]) -> Decisions:
-    """The decisions under which a step is traced for a candidate.
-
-    Args:
-      profiles: of the step's loops.
-    """
     of_loops, number = {}, None
     for loop, profile in zip(candidate.loops, profiles, strict=True):
         if profile.decision_index is None:
@@ -94,7 +87,6 @@ def sequence_parallel_of(candidate: Candidate, profiles: Sequence[LayerProfile])
 
 
 def submeshes_of(candidate: Candidate) -> list[dict[str, int]]:
-    """The shape of each group's submesh, with all axes."""
     return [{axis: submesh[axis] for axis in AXES} for submesh in candidate.submeshes]
 
 

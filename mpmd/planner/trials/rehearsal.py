@@ -91,7 +91,6 @@ class Rehearsal:
 
 
 def _is_like(array: jax.Array, aval: Aval, sharding: jax.sharding.Sharding) -> bool:
-    """Whether an array has the shape, the dtype and the sharding."""
     is_of_aval = (array.shape, array.dtype) == (aval.shape, jnp.dtype(aval.dtype))
     return is_of_aval and array.sharding.is_equivalent_to(sharding, array.ndim)
 

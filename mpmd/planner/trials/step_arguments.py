@@ -36,7 +36,6 @@ class StepArguments:
 
 
 def step_arguments(step: CutStep) -> StepArguments:
-    """The facts about a step's arguments."""
     leaves = step.argument_leaves
     leaf_of = [position for position, leaf in enumerate(leaves) for _ in leaf.names]
     variables = [argument.var for argument in step.arguments]
