@@ -22,7 +22,7 @@ from mpmd.ir.events import Event
 from mpmd.ir.plan import Cell, Task
 from mpmd.language.annotate import mark_stage_end
 from mpmd.language.reduce import Add, treduce
-from mpmd.planner.curves import Curve, ProductKind, rate_name
+from mpmd.planner.curves import Curve, ProductKind
 from mpmd.schedules import ForwardOnly, GPipe
 from mpmd.simulate import Link
 from mpmd.validation import Fault, shown
@@ -70,7 +70,7 @@ def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str =
     return {
         "flops": squares.flops,
         "alone": statistics.median(rate.alone for rate in rounds),
-        "rates": {rate_name(kind, of_dtype.name): curve for kind, curve in curves.items()},
+        "rates": {f"{kind} {of_dtype.name}": curve for kind, curve in curves.items()},
         "kernel_floor": _task_seconds(groups, _small_kernels) / KERNELS,
         "memory_bandwidth": (2 * PASSES + 1) * ARRAY_BYTES / _task_seconds(groups, _passes),
         "task_overhead": _task_overhead(groups),
@@ -214,7 +214,6 @@ def _lone_task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) 
 
 
 def _task_overhead(groups: _Groups) -> float:
-    """The seconds between the starts of consecutive empty tasks, while all groups run empty tasks."""
     events = _forwards(groups, _nothing, OVERHEAD_MICROBATCHES)
     spans = []
     for group in range(groups.count):
@@ -269,8 +268,6 @@ def _links(groups: _Groups, nodes: Sequence[Hashable]) -> dict[str, Link]:
 
 
 def _link(latency: float, seconds: float) -> Link:
-    """Returns the link with ``latency``, and with the bandwidth at which a message of ``MESSAGE_BYTES``
-    takes ``seconds``."""
     latency = max(latency, 0.0)
     return Link(latency, MESSAGE_BYTES / (seconds - latency) if seconds > latency else math.inf)
 

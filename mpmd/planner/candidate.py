@@ -64,12 +64,10 @@ class Candidate:
 
     @property
     def num_passes(self) -> int:
-        """The passes of a step through the stages: the slices of all microbatches."""
         return self.num_microbatches * self.schedule.slices
 
     @property
     def shared(self) -> tuple[tuple[Submesh, ...], bool, bool, bool]:
-        """The decisions that all loops of a step share."""
         return self.submeshes, self.fsdp, self.gather_once, self.sequence_parallel
 
     @property
@@ -83,7 +81,6 @@ class Candidate:
 
     @property
     def schedule_text(self) -> str:
-        """The name of its schedule, with the options of slices, such as ``eager Seq1F1B of 4 slices``."""
         schedule = self.schedule
         if schedule.slices == 1:
             return schedule.name
@@ -140,7 +137,6 @@ class Prediction:
 
     @property
     def expected_error(self) -> float:
-        """Expected relative error of ``seconds`` by their source, e.g. 0.07 for a formula."""
         return EXPECTED_ERRORS[self.source]
 
     def scaled(self, factor: float) -> Prediction:

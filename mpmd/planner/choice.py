@@ -235,7 +235,6 @@ class Choice(ShownAsText):
         return (1 + MEMORY_ERROR) * memory.total / (pool.memory * (1 - self.memory_margin))
 
     def _memory_notes(self) -> Iterator[str]:
-        """A note for a choice that may need more memory than there is, with the first row that does not."""
         if self._needed(self.best) <= 1:
             return
         note = f"memory is within {MEMORY_ERROR:.0%} of what devices have: the step may not fit"

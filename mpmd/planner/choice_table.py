@@ -167,12 +167,10 @@ def _cells(number: int, row: Row, examples: int = 0) -> dict[str, str]:
 
 
 def time_text(prediction: Prediction) -> str:
-    """The predicted time of a step with its expected error, e.g. ``12.3 ms ±5%``."""
     return f"{seconds_text(prediction.seconds)} ±{prediction.expected_error:.0%}"
 
 
 def seconds_text(seconds: float) -> str:
-    """A time with a unit that suits it, e.g. ``12.3 ms``."""
     for scale, unit in ((1.0, "s"), (1e3, "ms")):
         if seconds * scale >= 1:
             return f"{seconds * scale:.4g} {unit}"

@@ -204,7 +204,6 @@ def _choice(
 
 
 def _advice(trials: Trials, ranking: Ranking) -> list[str]:
-    """A note on slices, for a step with one loop whose loss has none."""
     if len(trials.profiles) > 1 or ranking.rows[0].candidate.schedule.slices > 1:
         return []
     text = advice_on_slices(trials.profiles[0], trials.cluster, ranking.rows)

@@ -50,7 +50,6 @@ def _like(name: str) -> list[str]:
 
 
 def _family(schedule: Any) -> str | None:
-    """The name of a family as ``ALL_FAMILIES`` spells it, for its class, or its name in any case."""
     name = schedule.__name__ if isinstance(schedule, type) else schedule
     lower = {family.lower(): family for family in ALL_FAMILIES}
     return lower.get(name.lower()) if isinstance(name, str) else None
@@ -143,7 +142,6 @@ class Constraints:
 
     @property
     def submeshes(self) -> tuple[Mapping[Kind, int], ...]:
-        """The fixed submeshes: one for each group, one for all groups, or none."""
         if self.submesh is None:
             return ()
         return self.submesh if isinstance(self.submesh, tuple) else (self.submesh,)

@@ -303,7 +303,6 @@ def completed(
 
 
 def _rates_beside(rates: Mapping[str, Curve], given: Mapping[str, Any]) -> dict[str, Curve]:
-    """The measured rates, without the curves that a given ``flops`` or ``device_link`` replaces."""
     without_products = without(rates, ProductKind) if "flops" in given else rates
     return without(without_products, CollectiveKind) if "device_link" in given else dict(without_products)
 
@@ -313,7 +312,6 @@ def has_default(field: dataclasses.Field[Any]) -> bool:
 
 
 def _needed(fields: Mapping[str, dataclasses.Field[Any]], known: Mapping[str, Any]) -> list[str]:
-    """Names of required attributes; links only for several nodes, or several devices on a node."""
     unused = {field.name for field in fields.values() if has_default(field)} - {"device_link", "node_link"}
     if known["devices_per_node"] == 1:
         unused.add("device_link")

@@ -32,7 +32,6 @@ def checked(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
 
 
 def memory_of(devices: Sequence[jax.Device]) -> float:
-    """The bytes of each device: the limit of its allocator, or its share of this machine's memory."""
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
     known = [limit for limit in limits if limit]
     if len(known) == len(devices):

@@ -83,7 +83,6 @@ class Complexity(NamedTuple):
 
 
 def complexity(candidate: Candidate) -> Complexity:
-    """Compares candidates by simplicity: the simplest candidate has the least value."""
     unusual = any(
         len(loop.submeshes) > 1
         and (not isinstance(loop.schedule, KNOWN_SCHEDULES) or loop.schedule.slices > 1)
@@ -128,7 +127,6 @@ ALTERNATIVES: dict[str, tuple[Kind | None, bool]] = {
 
 
 def alternative(candidate: Candidate) -> str:
-    """The label of a candidate that is an alternative to a pipeline; empty for any other."""
     if len(candidate.submeshes) > 1:
         return ""
     axes = [kind for kind, size in candidate.submeshes[0].items() if size > 1]

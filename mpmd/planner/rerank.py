@@ -116,7 +116,7 @@ class _Planned:
     Attributes:
       row: its row, with the prediction of ``realized``, and the reason why the candidate cannot run: it lacks
         memory, or cannot be compiled. The reason is empty for a candidate that can run.
-      by_formula: the seconds of a step by the formulas.
+      by_formula: the prediction by the formulas.
       realized: ``None`` for a candidate that cannot be compiled.
       simulated: the seconds of a step by the simulation of the plan.
     """
@@ -141,7 +141,6 @@ class _Planned:
 
 
 def _fitting(planned: Iterable[_Planned]) -> list[_Planned]:
-    """The candidates that can run, the fastest first."""
     return sorted((one for one in planned if not one.row.reason), key=lambda one: one.seconds)
 
 

@@ -32,7 +32,6 @@ class Submesh(Mapping[Kind, int]):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """The number of devices along each axis, ``INNERMOST_FIRST``."""
         return self.model, self.sequence, self.data
 
     @property

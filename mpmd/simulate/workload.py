@@ -96,7 +96,6 @@ class Workload:
 
     @functools.cached_property
     def edges(self) -> tuple[Edge, ...]:
-        """The edges that have messages, by number."""
         return tuple(self.messages.edges)
 
     def edge(self, message: int) -> Edge:

@@ -49,7 +49,7 @@ def choose_classes(
     Args:
       accumulated: for each task, the values that only add to accumulators.
     """
-    rows = [_of_microbatch(step, loop) for loop in step.loops]
+    rows = [[step.classes.of(dim.value, dim.dim) for dim in loop.divisible] for loop in step.loops]
     between = [_between_layers(step, loop) for loop in step.loops]
     costs = ClassCosts(step, {*itertools.chain(*rows, *between)})
     allowed = _without_weights(step, costs)
@@ -73,10 +73,6 @@ def choose_classes(
     return {"data": data, "sequence": sequence, "model": _of_weights(costs, data, data | sequence)}
 
 
-def _of_microbatch(step: LayeredStep, loop: LayeredLoop) -> list[Class]:
-    return [step.classes.of(dim.value, dim.dim) for dim in loop.divisible]
-
-
 def _between_layers(step: LayeredStep, loop: LayeredLoop) -> list[Class]:
     return [
         one
@@ -87,7 +83,6 @@ def _between_layers(step: LayeredStep, loop: LayeredLoop) -> list[Class]:
 
 
 def _without_weights(step: LayeredStep, costs: ClassCosts) -> set[Class]:
-    """The classes that divide at most the share ``_MOST_OF_WEIGHTS`` of the weights of every layer."""
     weights = [sum(map(step.nbytes, step.weights(layer))) for layer in range(step.num_layers)]
     return {
         one

@@ -26,8 +26,6 @@ Class = int
 
 
 class ClassUse(NamedTuple):
-    """A way to share an operation, and the class whose dimensions are divided then."""
-
     of_class: Class
     use: CommonDimension
 
@@ -117,7 +115,6 @@ def _together(uses: Iterable[ClassUse]) -> tuple[ClassUse, ...]:
 
 
 def _nodes(operation: Operation, use: CommonDimension) -> Iterator[tuple[Value, int]]:
-    """The dimensions that are one in an operation."""
     for i, dim in use.ins.items():
         value = operation.reads[i]
         if value is not None:
@@ -131,6 +128,5 @@ def _first(operation: Operation, use: CommonDimension) -> Iterator[tuple[Value, 
 
 
 def _of_passed(flat: FlatEquations, passed: Passed) -> Iterator[list[tuple[Value, int]]]:
-    """The dimensions that are one in a value that a loop hands in or out."""
     for dim in range(len(flat.avals[passed.inner].shape)):
         yield [(passed.outer, dim + passed.axis), (passed.inner, dim)]

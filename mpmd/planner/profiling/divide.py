@@ -30,7 +30,7 @@ class Divider:
         }
         self.between: Kind | None = next((kind for kind in _BETWEEN if self.classes[kind]), None)
         """The kind whose dimensions sequence parallelism divides between tensor-parallel regions."""
-        self._sharing_between = self._with_values_between()
+        self._sharing_between = self._sequence_parallel_sharing()
 
     def _accumulated_by(self, task_type: TaskType) -> Accumulated:
         step = self._step
@@ -56,7 +56,7 @@ class Divider:
             return None
         return dataclasses.replace(division, largest=plain.largest, weights=plain.weights)
 
-    def _with_values_between(self) -> Sharing | None:
+    def _sequence_parallel_sharing(self) -> Sharing | None:
         if self.between is None or not self.classes["model"]:
             return None
         rows = self.classes["data"] if self.between == "sequence" else frozenset[Class]()
@@ -95,7 +95,6 @@ class Divider:
         )
 
     def reduced(self, layer: int) -> list[float]:
-        """For each operation of a layer's forward, the bytes that it all-reduces, over all kinds."""
         return [
             sum(sharing.task([member], ()).all_reduces.nbytes for sharing in self._sharing.values())
             for member in self._step.tasks.get(TaskType("fwd", layer), ())
@@ -123,7 +122,6 @@ class Divider:
         return divided / max(1.0, sum(nbytes.values()))
 
     def specs(self) -> dict[Kind, dict[int, int]]:
-        """For each kind, the divided dimension of leaves of the arguments, by the leaf's position."""
         dims: dict[Kind, dict[int, int]] = {kind: {} for kind in self.classes}
         step = self._step
         leaf_of, before = step.leaf_of_argument(), before_loops(step.graph)

@@ -79,7 +79,6 @@ class LayeredStep:
 
     @functools.cached_property
     def operations(self) -> dict[TaskType, float]:
-        """The multiplications and additions of each task."""
         return {task_type: sum(one.work for one in members) for task_type, members in self.tasks.items()}
 
     def reads(self, task_type: TaskType) -> tuple[Var, ...]:
@@ -97,7 +96,6 @@ class LayeredStep:
         return {var: member.work for member in self.graph.stage_work for var in member.makes}
 
     def residuals(self, layer: int) -> Iterator[Var]:
-        """The variables that forwards make for the layer's backward."""
         for var in self.reads(TaskType("bwd", layer)):
             maker = self._made_by.get(var)
             is_kept = self.flat.value(var) not in self.kernel_values.inside
@@ -105,7 +103,6 @@ class LayeredStep:
                 yield var
 
     def received(self, layer: int) -> Iterator[tuple[Var, int]]:
-        """The variables that the layer's forward receives from other layers, each with its layer."""
         for var in self.reads(TaskType("fwd", layer)):
             maker = self._made_by.get(var)
             if maker is not None and maker.stage != layer:
@@ -113,7 +110,6 @@ class LayeredStep:
 
     @functools.cached_property
     def passed_from(self) -> Mapping[Value, list[Value]]:
-        """For each value that a loop hands in or out, the values that it is."""
         sources: dict[Value, list[Value]] = {}
         for passed in self.flat.passed:
             target, source = (passed.inner, passed.outer) if passed.into else (passed.outer, passed.inner)
@@ -122,7 +118,6 @@ class LayeredStep:
 
     @functools.cached_property
     def kernel_values(self) -> KernelValues[Value]:
-        """The values that kernels make for themselves or their backwards, and their operands."""
         operations = [one.operation for members in self.tasks.values() for one in members]
         if all(operation.kernel is None for operation in operations):
             return NO_KERNEL_VALUES

@@ -70,8 +70,7 @@ class _Profiler:
                 shared[readers] += nbytes(var)
         return shared
 
-    def _elsewhere(self, loop: LayeredLoop) -> int:
-        """The bytes of weights and state of other loops' layers that no layer of this loop has."""
+    def _nbytes_of_other_loops(self, loop: LayeredLoop) -> int:
         ownership = self._step.ownership
         weights = (var for var, layers in ownership.weights.items() if not {*layers} & {*loop.layers})
         state = (var for var, layer in ownership.state.items() if layer not in loop.layers)
@@ -86,7 +85,7 @@ class _Profiler:
             forward=self._work(TaskType("fwd", layer)),
             backward=self._work(TaskType("bwd", layer)),
             weights=sum(map(nbytes, ownership.weights_of(layer))),
-            state=state + self._elsewhere(loop) // len(loop.layers),
+            state=state + self._nbytes_of_other_loops(loop) // len(loop.layers),
             gradients=sum(nbytes(a.result) for a in step.graph.accumulators if a.work.stage == layer),
             residuals=sum(map(nbytes, step.residuals(layer))),
             entering=sum(nbytes(var) for var, source in step.received(layer) if source == layer - 1),
@@ -138,6 +137,5 @@ class _Profiler:
         return task_work(members, kept, self._nbytes_of_rows, self._step.kernel_values)
 
     def _nbytes_of_rows(self, value: Value) -> float:
-        """The bytes of a value that depends on the rows; of any value, if there are none."""
         depends = not self._rows or not self._rows.isdisjoint(self._step.classes.of_value(value))
         return self._step.nbytes(value) if depends else 0.0

@@ -91,7 +91,6 @@ class Sharing:
         return self._dims[value]
 
     def _dim_between(self, shape: Sequence[int], classes: Sequence[Class]) -> int | None:
-        """The dimension along which a value without divided dimensions is divided between regions."""
         long = [d for d, size in enumerate(shape) if size > 1]
         dims = [d for d in long if classes[d] in self._between]
         others = [d for d in long if classes[d] not in self._between and classes[d] not in self._rows]
@@ -103,7 +102,6 @@ class Sharing:
         return dim is not None and self._classes.of(value, dim) not in self._divided
 
     def largest(self, values: Iterable[Value]) -> int:
-        """The greatest common divisor of the sizes of divided dimensions of values; 0 if there are none."""
         dims = ((value, self.dim(value)) for value in values)
         return math.gcd(*(self._flat.avals[value].shape[dim] for value, dim in dims if dim is not None))
 
@@ -183,7 +181,6 @@ class Sharing:
         return 0.5 if self._is_between(value) else 1.0
 
     def _moved(self, value: Value) -> float:
-        """The bytes that a gathered or scattered value counts."""
         return 0.0 if self.dim(value) is None else self._nbytes(value) / 2
 
     def _nbytes(self, value: Value) -> float:

@@ -27,7 +27,6 @@ _ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.A
 
 
 EACH_LAYER = Decisions(layers_per_stage=(), mark_layers=auto_marks)
-"""Each layer that ``mpmd.auto_marks`` finds is a stage."""
 
 
 class WrittenLoop(NamedTuple):

@@ -26,7 +26,6 @@ def best_cut(space: SearchSpace, candidate: Candidate) -> PricedCandidate | None
 
 
 def best_of(evaluations: list[PricedCandidate], cluster: AnyCluster) -> PricedCandidate | None:
-    """The shortest step that fits; if no step fits, the step that lacks the least memory."""
     fitting = [evaluation for evaluation in evaluations if evaluation.missing_bytes(cluster) <= 0]
     if fitting:
         return min(fitting, key=lambda evaluation: evaluation.seconds)

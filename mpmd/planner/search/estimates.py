@@ -59,12 +59,10 @@ class Estimate(NamedTuple):
 
     Attributes:
       seconds: seconds of a step; infinite if the layers do not fit.
-      needed: the memory that all layers need, over the memory of all groups.
     """
 
     candidate: Candidate
     seconds: float
-    needed: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +92,11 @@ def estimates(space: SearchSpace) -> Estimates:
 
 
 class _Cell(NamedTuple):
-    """An estimate whose schedule is not built yet."""
+    """An estimate whose schedule is not built yet.
+
+    Attributes:
+      needed: the memory that all layers need, over the memory of all groups.
+    """
 
     seconds: float
     needed: float
@@ -120,7 +122,6 @@ class _EstimateTable:
         return (self._cell(*divmod(int(position), len(self.arrangements))) for position in chosen)
 
     def smallest(self) -> Iterator[_Cell]:
-        """The arrangements that need the least memory, each under the schedule that needs the least."""
         rows = self.needed.argmin(axis=0)
         columns = _least(self.needed.min(axis=0), MOST_SMALLEST)
         return (self._cell(int(rows[column]), int(column)) for column in columns)
@@ -155,7 +156,7 @@ def _built(space: SearchSpace, cells: Iterable[_Cell]) -> Iterator[Estimate]:
         if schedule is not None:
             for ordered in _orders(space, cell.groups):
                 candidate = dataclasses.replace(cell.settings, schedule=schedule, submeshes=ordered)
-                yield Estimate(candidate, cell.seconds, cell.needed)
+                yield Estimate(candidate, cell.seconds)
 
 
 def _orders(space: SearchSpace, groups: Groups) -> Iterator[Groups]:

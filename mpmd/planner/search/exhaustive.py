@@ -62,8 +62,6 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
 
 
 def every_candidate(space: SearchSpace) -> Iterator[Candidate]:
-    """All candidates of a search space with every cut into stages; on one group, only the schedule of
-    ``_uncut``."""
     for uncut in _uncut(space):
         for layers in _cuts(space, uncut.schedule.num_stages):
             yield dataclasses.replace(uncut, layers_per_stage=layers)

@@ -31,7 +31,6 @@ def family_of(schedule: Schedule) -> str:
 
 
 def with_options(family: str) -> tuple[str, ...]:
-    """The families that a user means by the name of a class."""
     return tuple(_SEQ_1F1B) if family == Seq1F1B.__name__ else (family,)
 
 

@@ -71,7 +71,6 @@ class Forms:
         )
 
     def of_groups(self, groups: Array) -> Forms:
-        """Returns the closed forms with a column for each number of ``groups``."""
         arrays = ("work", "tasks", "hops", "in_flight", "seconds", "held", "residuals")
         return dataclasses.replace(self, **{name: getattr(self, name)[:, groups - 1] for name in arrays})
 

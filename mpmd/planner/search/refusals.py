@@ -214,7 +214,6 @@ def _of_sequence_parallel(
 
 
 MOST_CANDIDATES = 8
-"""The most candidates that are evaluated for each change."""
 
 MOST_NODES = 4096
 

@@ -56,7 +56,6 @@ class SearchSpace:
 
     @property
     def family(self) -> str | None:
-        """The family of schedules, if the family is fixed and the size is not."""
         return self.constraints.schedule if isinstance(self.constraints.schedule, str) else None
 
     @functools.cached_property
@@ -89,14 +88,11 @@ class SearchSpace:
         return tuple(map(Submesh.of, self.constraints.submeshes))
 
     def of_groups(self, submesh: Submesh, groups: int) -> tuple[Submesh, ...]:
-        """The submesh of each group: the constraints' submesh for the group if they fix each, otherwise
-        ``submesh``."""
         if not isinstance(self.constraints.submesh, tuple):
             return (submesh,) * groups
         return tuple(dataclasses.replace(fixed, pool=submesh.pool) for fixed in self._fixed_submeshes)
 
     def fixed_submeshes(self, groups: int) -> Iterator[tuple[Submesh, ...]]:
-        """The submeshes that are fixed, in all pools that have enough devices."""
         fixed = self.of_groups(self.submeshes[0], groups)
         return self.in_pools(
             [[dataclasses.replace(submesh, pool=pool) for pool in self.devices] for submesh in fixed]
@@ -165,7 +161,6 @@ class SearchSpace:
         return self.profile.rows // num_microbatches % (submesh.data * submesh.model) == 0
 
     def sequence_parallel(self, submeshes: tuple[Submesh, ...], num_microbatches: int) -> list[bool]:
-        """The choices of ``sequence_parallel``: without several devices along ``model`` it means nothing."""
         can_be = (
             self.profile.can_be_sequence_parallel
             and any(submesh.model > 1 for submesh in submeshes)

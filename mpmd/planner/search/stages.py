@@ -148,7 +148,6 @@ class Stages:
         return float(groups_at_once(self.model.cluster, statistics.fmean(devices)))
 
     def totals(self, name: str) -> list[float]:
-        """For each stage, the sum of a cost over its layers."""
         return [
             float(table.until[name][stop] - table.until[name][first])
             for table, first, stop in zip(self.tables, self.firsts, self.stops, strict=True)

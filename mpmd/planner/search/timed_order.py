@@ -90,7 +90,6 @@ class _TasksOfCells:
         return cls([*numbers], [numbers[types] for types in of_parts])
 
     def sums(self, amounts: Mapping[TaskType, float]) -> list[float]:
-        """For each part, the sum of its tasks' amounts; 0 for a type without one."""
         of_kind = [float(sum(amounts.get(task_type, 0.0) for task_type in types)) for types in self.types]
         return [of_kind[kind] for kind in self.kinds]
 

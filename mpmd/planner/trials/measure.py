@@ -145,7 +145,6 @@ class _Bench:
     def choose_specs(
         self, mpmd_idx: int, executable: Executable, function: Function
     ) -> Future[tuple[Spec, ...]]:
-        """The output specs of an executable, of which XLA chooses the open ones."""
         future: Future[tuple[Spec, ...]] = Future()
         future.set_result(compile_with_open_specs(executable, function, self._submesh(mpmd_idx))[1])
         return future

@@ -63,7 +63,7 @@ def all_reduce_seconds(work: DeviceWork, pool: Hardware, device_range: DeviceRan
     """
     seconds = 0.0
     for axis, costs in zip(INNERMOST_FIRST, axis_costs(pool, device_range), strict=True):
-        if device_range.submesh.get(axis, 1) == 1:
+        if device_range.submesh[axis] == 1:
             continue
         all_reduces = work.all_reduces.get(axis, NO_ALL_REDUCES)
         nbytes, number = all_reduces.merged(pool.merges_all_reduces)

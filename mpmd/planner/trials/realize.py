@@ -91,7 +91,6 @@ def submeshes_of(candidate: Candidate) -> list[dict[str, int]]:
 
 
 def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> Realized:
-    """The plan of a candidate with its costs by the work of the plan's equations."""
     device_ranges = device_ranges_of(candidate.submeshes)
     predicted = predicted_plan(step.compiled.program, cluster.flash_attention)
     seconds = task_seconds(predicted.plan, predicted.work, cluster, device_ranges)

@@ -61,7 +61,6 @@ class Rehearsal:
         self._results: list[jax.Array] = []
 
     def step(self) -> list[tuple[str, Event]]:
-        """Runs a step; returns its tasks in order, each with the name of its executable."""
         inputs = jax.block_until_ready(self._inputs())
         recording = Recording(time.perf_counter_ns())
         with jax.debug_nans(False), jax.debug_infs(False):  # arbitrary values may make some
