@@ -224,7 +224,7 @@ def _task_overhead(groups: _Groups) -> float:
 
 
 def _nothing(x: jax.Array) -> jax.Array:
-    """Next to no work; the compiler would take still less out of the task."""
+    """The least work that the compiler leaves in a task."""
     matrix = jnp.full((4, 4), x)
     return (matrix @ matrix)[0, 0]
 

@@ -92,7 +92,7 @@ def _all_reduce(value: jax.Array, axes: tuple[str, ...], size: int) -> jax.Array
 
 
 def _all_gather(value: jax.Array, axes: tuple[str, ...], size: int) -> jax.Array:
-    """The next device's part of the gathered value; the compiler would gather none to read one's own."""
+    """Returns the part of the next device, as the compiler drops a gather of which devices read their own."""
     gathered = jax.lax.all_gather(value, axes, tiled=True)
     following = (jax.lax.axis_index(axes) + 1) % size
     return jax.lax.dynamic_slice_in_dim(gathered, following * value.size, value.size)

@@ -178,7 +178,7 @@ def ranked(rows: Iterable[Row], cluster: AnyCluster, most: int) -> tuple[Row, ..
 
 
 def missing_bytes(candidate: Candidate, prediction: Prediction, cluster: AnyCluster) -> float:
-    """The bytes that devices of the group lack that needs most; at most 0 for a candidate that fits."""
+    """The bytes that a device lacks in the group that needs most; at most 0 for a candidate that fits."""
     return prediction.memory.total - _capacity(candidate, prediction, cluster)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from jax.extend.core import Var
@@ -11,7 +10,7 @@ from jax.extend.core import Var
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir.plan import TaskType
 from mpmd.language.remat import Remat
-from mpmd.planner.layer_profile import Kind, Layer, LayerProfile, Recomputation, TaskWork
+from mpmd.planner.layer_profile import Layer, LayerProfile, Recomputation, TaskWork
 from mpmd.planner.profiling.classes import ClassedOperation
 from mpmd.planner.profiling.divide import Divider
 from mpmd.planner.profiling.layer_names import layer_names
@@ -34,6 +33,7 @@ class _Profiler:
         self._rows = self._divider.classes["data"]
         self._outside = work_outside(step)
         self._names = layer_names(step)
+        self._specs = self._divider.specs()
 
     def profile(self, number: int) -> LayerProfile:
         step, loop = self._step, self._step.loops[number]
@@ -57,10 +57,6 @@ class _Profiler:
             length=length_of_sequences(loop.microbatch),
             between=self._divider.between,
         )
-
-    @functools.cached_property
-    def _specs(self) -> Mapping[Kind, Mapping[int, int]]:
-        return self._divider.specs()
 
     def _tied(self, loop: LayeredLoop) -> Mapping[tuple[int, ...], int]:
         shared: dict[tuple[int, ...], int] = collections.Counter()

@@ -138,7 +138,7 @@ def loops_as_written(
 
 
 def _kinds(profiles: Sequence[LayerProfile]) -> list[int]:
-    """For each loop the number of the first one like it: of the same layers, or under the same decisions."""
+    """For each loop, the number of the first loop with the same layers or the same decisions."""
     kinds: list[int] = []
     for number, profile in enumerate(profiles):
         like = (

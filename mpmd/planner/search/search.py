@@ -107,7 +107,7 @@ def evaluated_rows(space: SearchSpace, exhaustive: bool = True) -> list[Row]:
 
 
 def as_written(
-    profile: LayerProfile, cluster: AnyCluster, schedule: Schedule, constraints: Constraints = OPEN
+    profile: LayerProfile, cluster: AnyCluster, schedule: Schedule, constraints: Constraints
 ) -> Row | None:
     """The best candidate with the schedule that the step has itself, whether it fits in memory or not.
 

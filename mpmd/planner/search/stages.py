@@ -43,7 +43,7 @@ MODEL = INNERMOST_FIRST.index("model")
 class LayerTable:
     """The costs of layers in a group, by the field names of ``LayerSeconds`` and ``LayerBytes``.
 
-    Seconds are those while no other group computes.
+    Seconds hold while no other group computes.
 
     Attributes:
       layers: the cost of each layer.

@@ -31,7 +31,7 @@ class TimedOrder:
     The tasks of a stage take equally long on all slices of a microbatch.
     """
 
-    def __init__(self, tasks: TaskLists, homes: tuple[int, ...], slices: int = 1):
+    def __init__(self, tasks: TaskLists, homes: tuple[int, ...], slices: int):
         self._workload = schedule_workload(tasks, Costs(atomic=True), slices)
         cells = [cell.tasks for row in tasks for cell in row]
         stages = SliceNumbers(len(homes), slices)
@@ -71,7 +71,7 @@ class TimedOrder:
 
 @dataclasses.dataclass(frozen=True)
 class _TasksOfCells:
-    """The tasks of cells, or those whose values are in messages.
+    """The tasks of cells, or the tasks whose values are in messages.
 
     Attributes:
       types: the types of tasks of each kind of part.

@@ -43,7 +43,7 @@ class Realized:
     plan: Plan
     costs: Costs
     prediction: Prediction
-    message_bytes: MessageBytes | None = None
+    message_bytes: MessageBytes
 
     @functools.cached_property
     def size(self) -> int:
@@ -139,8 +139,8 @@ def _realized(
     )
     sent = message_bytes(plan, cluster, device_ranges)
     compiled = step.compiled
-    updated = {argument for argument, _ in compiled.step.fed_back}
-    names = {leaf.name for i, leaf in enumerate(plan.inputs) if i in updated and leaf.name}
+    fed_back = {argument for argument, _ in compiled.step.fed_back}
+    updated = {leaf.name for i, leaf in enumerate(plan.inputs) if i in fed_back and leaf.name}
     prediction = predict(
         plan,
         sent,
@@ -150,7 +150,7 @@ def _realized(
         source,
         reducing,
         holding=cluster.holding,
-        computed_weights=weights_before_loops(compiled.program, names),
+        computed_weights=weights_before_loops(compiled.program, updated),
         capacities=[cluster.pool(device_range.submesh.pool).memory for device_range in device_ranges],
     )
     return Realized(step, plan, costs, prediction, sent)
