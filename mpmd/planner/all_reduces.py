@@ -38,15 +38,12 @@ class AllReduces(NamedTuple):
     moved: Any = 0.0
 
     def plus(self, others: AllReduces) -> AllReduces:
-        """The all-reduces of two tasks, one after the other."""
         return AllReduces(*map(operator.add, self, others))
 
     def times(self, count: int) -> AllReduces:
-        """The all-reduces of ``count`` repetitions, one after the other."""
         return AllReduces(*(count * amount for amount in self))
 
     def merged(self, merges: bool) -> tuple[Any, Any]:
-        """The bytes and the number, where sums are all-reduced once if ``merges``."""
         return self.nbytes - merges * self.merged_nbytes, self.number - merges * self.merged_number
 
 

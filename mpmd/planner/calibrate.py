@@ -22,7 +22,7 @@ from mpmd.ir.events import Event
 from mpmd.ir.plan import Cell, Task
 from mpmd.language.annotate import mark_stage_end
 from mpmd.language.reduce import Add, treduce
-from mpmd.planner.curves import Curve, ProductKind, rate_name
+from mpmd.planner.curves import Curve, ProductKind
 from mpmd.schedules import ForwardOnly, GPipe
 from mpmd.simulate import Link
 from mpmd.validation import Fault, shown
@@ -70,7 +70,7 @@ def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str =
     return {
         "flops": squares.flops,
         "alone": statistics.median(rate.alone for rate in rounds),
-        "rates": {rate_name(kind, of_dtype.name): curve for kind, curve in curves.items()},
+        "rates": {f"{kind} {of_dtype.name}": curve for kind, curve in curves.items()},
         "kernel_floor": _task_seconds(groups, _small_kernels) / KERNELS,
         "memory_bandwidth": (2 * PASSES + 1) * ARRAY_BYTES / _task_seconds(groups, _passes),
         "task_overhead": _task_overhead(groups),
@@ -80,18 +80,14 @@ def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str =
 
 @dataclasses.dataclass(frozen=True)
 class _Groups:
-    """The groups of the mesh: their number, and the function that runs a step on them."""
-
     count: int
     record_steps: RecordSteps
 
     @property
     def repetitions(self) -> int:
-        """The number of times that all groups run a task, for ``STEPS`` results."""
         return math.ceil(STEPS / self.count)
 
     def tasks(self, step: Callable[..., Any], *args: Any, steps: int = 1) -> list[list[Event]]:
-        """The events of the loop's tasks, in a list for each of ``steps`` steps."""
         return [
             [event for event in events if isinstance(event.activity, Cell)]
             for events in self.record_steps(step, args, steps)
@@ -102,7 +98,6 @@ class _Groups:
 
 
 def dtype_fault(name: str, dtype: Any) -> Fault | None:
-    """The fault of a dtype of matrix products, which are of floats."""
     text = f"{name} must be a dtype of floats, such as 'float32' or 'bfloat16', not {shown(dtype)}"
     try:
         parsed = jnp.dtype(dtype) if dtype is not None else None
@@ -116,8 +111,9 @@ class _SquareProducts(NamedTuple):
 
     Attributes:
       flops: operations per second in the largest products; a task of such products takes ``TASK_SECONDS``
-      alone. curve: the rate through the smallest and the largest products. alone: the factor by which a group
-      alone is faster.
+        alone.
+      curve: the rate through the smallest and the largest products.
+      alone: the factor by which a group alone is faster.
     """
 
     flops: float
@@ -153,7 +149,6 @@ def _flops_of_others(groups: _Groups, kind: ProductKind, dtype: Any, flops: floa
 
 
 def _batched_products(x: jax.Array, *, count: int, dtype: Any) -> jax.Array:
-    """A sequence of products of ``count`` matrices each."""
     matrices = (jnp.sin(jnp.arange(count * SIDE * SIDE) + x) / math.sqrt(SIDE)).astype(dtype)
     matrices = matrices.reshape(count, SIDE, SIDE)
     result = jax.lax.fori_loop(0, PRODUCTS, lambda _, result: jnp.matmul(result, matrices), matrices)
@@ -161,7 +156,6 @@ def _batched_products(x: jax.Array, *, count: int, dtype: Any) -> jax.Array:
 
 
 def _convolutions(x: jax.Array, *, count: int, dtype: Any) -> jax.Array:
-    """A sequence of convolutions of ``count`` images each."""
     image = (count, IMAGE, IMAGE, SIDE)
     images = jnp.sin(jnp.arange(math.prod(image)) + x).astype(dtype).reshape(image)
     window = jnp.sin(jnp.arange((WINDOW * SIDE) ** 2) + x) / (WINDOW * math.sqrt(SIDE))
@@ -182,7 +176,6 @@ _OTHER_PRODUCTS: Mapping[ProductKind, tuple[Callable[..., jax.Array], float]] = 
 
 
 def _small_kernels(x: jax.Array) -> jax.Array:
-    """A sequence of kernels with next to no work."""
     result = matrix = jnp.full((4, 4), x)
     for _ in range(KERNELS):
         result = result @ matrix
@@ -190,7 +183,6 @@ def _small_kernels(x: jax.Array) -> jax.Array:
 
 
 def _products(x: jax.Array, *, width: int, dtype: Any) -> jax.Array:
-    """Multiplies a matrix ``PRODUCTS`` times, each time the last result."""
     numbers = jnp.arange(width * width, dtype=jnp.float32).reshape(width, width)
     matrix = (jnp.sin(numbers + x) / math.sqrt(width)).astype(dtype)
     return jax.lax.fori_loop(0, PRODUCTS, lambda _, result: result @ matrix, matrix)[0, 0].astype(jnp.float32)
@@ -222,7 +214,6 @@ def _lone_task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) 
 
 
 def _task_overhead(groups: _Groups) -> float:
-    """The seconds between the starts of consecutive empty tasks, while all groups run empty tasks."""
     events = _forwards(groups, _nothing, OVERHEAD_MICROBATCHES)
     spans = []
     for group in range(groups.count):
@@ -233,7 +224,7 @@ def _task_overhead(groups: _Groups) -> float:
 
 
 def _nothing(x: jax.Array) -> jax.Array:
-    """Next to no work; the compiler would take still less out of the task."""
+    """The least work that the compiler leaves in a task."""
     matrix = jnp.full((4, 4), x)
     return (matrix @ matrix)[0, 0]
 
@@ -263,7 +254,6 @@ def _forwards(
 
 
 def _links(groups: _Groups, nodes: Sequence[Hashable]) -> dict[str, Link]:
-    """The median links between neighbours on a node, and between those on different nodes."""
     found: dict[str, list[Link]] = {}
     small, large = _hops(groups, SMALL_MESSAGE_BYTES), _hops(groups, MESSAGE_BYTES)
     for latency, seconds, (a, b) in zip(small, large, itertools.pairwise(nodes), strict=True):
@@ -278,8 +268,6 @@ def _links(groups: _Groups, nodes: Sequence[Hashable]) -> dict[str, Link]:
 
 
 def _link(latency: float, seconds: float) -> Link:
-    """Returns the link with ``latency``, and with the bandwidth at which a message of ``MESSAGE_BYTES``
-    takes ``seconds``."""
     latency = max(latency, 0.0)
     return Link(latency, MESSAGE_BYTES / (seconds - latency) if seconds > latency else math.inf)
 
@@ -311,7 +299,6 @@ def _hops(groups: _Groups, nbytes: int) -> list[float]:
 
 
 def _hops_of(events: Sequence[Event], num_stages: int) -> list[float]:
-    """The seconds of a message from each group to the next one, from the tasks of one step."""
     forwards, backwards = (
         [next(e for e in events if e.activity == Task(kind, stage, 0)) for stage in range(num_stages)]
         for kind in ("fwd", "bwd")

@@ -23,7 +23,6 @@ from mpmd.planner.curves import CollectiveKind, Curve, collective_name
 from mpmd.schedules import ForwardOnly
 
 MICROBATCHES = 5
-"""The number of tasks of which a result is the median."""
 
 # The bytes of a value, and how many collectives of it are in a task.
 SMALL, LARGE = (2**10, 64), (2**24, 4)
@@ -63,8 +62,6 @@ def collective_rates(record_steps: RecordSteps, axes: Mapping[str, int]) -> dict
 
 
 def _task_seconds(record_steps: RecordSteps, work: Callable[..., jax.Array], **options: int) -> float:
-    """The seconds of a task that computes ``work`` of a number, with ``options``."""
-
     def step(xs: jax.Array) -> jax.Array:
         total: jax.Array = treduce(
             functools.partial(work, **options), xs, schedule=ForwardOnly(1, 1), operation=Add
@@ -78,7 +75,6 @@ def _task_seconds(record_steps: RecordSteps, work: Callable[..., jax.Array], **o
 def _repeated(
     x: jax.Array, *, kind: CollectiveKind, axes: tuple[str, ...], size: int, nbytes: int, count: int
 ) -> jax.Array:
-    """Runs a sequence of collectives, each on the result of its predecessor."""
     mesh = jax.sharding.get_abstract_mesh()
     collective = {"all_reduce": _all_reduce, "all_gather": _all_gather}[kind]
     elements = max(1, nbytes // 4 // size) * size
@@ -96,7 +92,7 @@ def _all_reduce(value: jax.Array, axes: tuple[str, ...], size: int) -> jax.Array
 
 
 def _all_gather(value: jax.Array, axes: tuple[str, ...], size: int) -> jax.Array:
-    """The next device's part of the gathered value; the compiler would gather none to read one's own."""
+    """Returns the part of the next device, as the compiler drops a gather of which devices read their own."""
     gathered = jax.lax.all_gather(value, axes, tiled=True)
     following = (jax.lax.axis_index(axes) + 1) % size
     return jax.lax.dynamic_slice_in_dim(gathered, following * value.size, value.size)

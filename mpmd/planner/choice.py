@@ -224,7 +224,6 @@ class Choice(ShownAsText):
         return "\n".join([*lines, "", text_table(self.rows, SHOWN, width)])
 
     def _layer_lines(self) -> Iterator[str]:
-        """The number of layers of each loop, and the names of the first ones."""
         for number, profile in enumerate(self._profiles):
             loop = f" of loop {number}" if len(self._profiles) > 1 else ""
             yield f"layers{loop}: {first_few((layer.name for layer in profile.layers), 3)}"
@@ -236,7 +235,6 @@ class Choice(ShownAsText):
         return (1 + MEMORY_ERROR) * memory.total / (pool.memory * (1 - self.memory_margin))
 
     def _memory_notes(self) -> Iterator[str]:
-        """A note for a choice that may need more memory than there is, with the first row that does not."""
         if self._needed(self.best) <= 1:
             return
         note = f"memory is within {MEMORY_ERROR:.0%} of what devices have: the step may not fit"
@@ -261,15 +259,12 @@ class Choice(ShownAsText):
 
 
 def _nodes_text(pool: Hardware) -> str:
-    """The nodes of a pool, and the memory of a device."""
     nodes = f"{pool.nodes} node{'s' if pool.nodes > 1 else ''}"
     devices = f"{pool.devices_per_node} {pool.kind} device{'s' if pool.devices_per_node > 1 else ''}"
     return f"{nodes} of {' '.join(devices.split())}, each with {human_bytes(pool.memory)}"
 
 
 def _are_alike(shapes: Sequence[Mapping[str, int]], others: Sequence[Mapping[str, int]]) -> bool:
-    """Whether groups have the same axes of several devices."""
-
     def without_axes_of_one(groups: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
         return [{axis: size for axis, size in group.items() if size > 1} for group in groups]
 

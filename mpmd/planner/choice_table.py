@@ -24,7 +24,6 @@ _COLUMNS = {"": "", "step": "step", "bubble": "bubble", "memory": "peak memory",
 _TEXT_COLUMNS = ("candidate", "from", "why not")
 """The columns that a page aligns to the left."""
 _LONGEST_REASON = 120
-"""The most characters of a reason in the table; the data have all."""
 
 
 def candidate_text(candidate: Candidate) -> str:
@@ -55,7 +54,6 @@ def _submesh_text(submesh: Submesh) -> str:
 
 
 def _loop_text(candidate: Candidate) -> str:
-    """The schedule, microbatches, cut and rematerialisation of a loop."""
     parts, layers = [], candidate.layers_per_stage
     if candidate.schedule.mpmd_dim > 1 or len(layers) > 1:
         parts.append(candidate.schedule_text)
@@ -76,7 +74,6 @@ def _loop_text(candidate: Candidate) -> str:
 
 
 def _runs(values: Iterable[Value]) -> Iterator[tuple[Value, int]]:
-    """Each value that differs from its predecessor, with the number of its repetitions."""
     return ((value, len([*members])) for value, members in itertools.groupby(values))
 
 
@@ -121,7 +118,6 @@ def _but_for_schedule(row: Row) -> Any:
 
 
 def _reason_text(row: Row, others: Sequence[Row]) -> str:
-    """The reason why a row has not won, and the slower schedules of the same candidate."""
     reason = textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …")
     if not others:
         return reason
@@ -147,17 +143,14 @@ def _lines(entries: Sequence[tuple[int, Row, Sequence[str]]], width: int) -> Ite
 
 
 def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
-    """Lines of at most ``width`` characters, all but the first one indented; none of the empty text."""
     return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def terminal_width() -> int:
-    """Characters of a line: as wide as the terminal, from 80 to 120, or 100 without a terminal."""
     return min(120, max(80, shutil.get_terminal_size((100, 24)).columns))
 
 
 def _cells(number: int, row: Row, examples: int = 0) -> dict[str, str]:
-    """The texts of all columns of a row, by the names of the columns."""
     prediction, memory = row.prediction, row.prediction.memory
     return {
         "": str(number),
@@ -174,12 +167,10 @@ def _cells(number: int, row: Row, examples: int = 0) -> dict[str, str]:
 
 
 def time_text(prediction: Prediction) -> str:
-    """The predicted time of a step with its expected error, e.g. ``12.3 ms ±5%``."""
     return f"{seconds_text(prediction.seconds)} ±{prediction.expected_error:.0%}"
 
 
 def seconds_text(seconds: float) -> str:
-    """A time with a unit that suits it, e.g. ``12.3 ms``."""
     for scale, unit in ((1.0, "s"), (1e3, "ms")):
         if seconds * scale >= 1:
             return f"{seconds * scale:.4g} {unit}"
@@ -215,7 +206,6 @@ def row_data(row: Row, examples: int) -> dict[str, Any]:
 
 
 def _pools_data(candidate: Candidate) -> dict[str, Any]:
-    """The pool of each group, in a cluster of several kinds of devices."""
     pools = [submesh.pool for submesh in candidate.submeshes]
     return {"pools": pools} if any(pools) else {}
 
@@ -275,7 +265,6 @@ class ChoiceDetails(ShownAsText):
         return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
     def _repr_html_(self) -> str:
-        """The heading and a table of all rows, for notebooks."""
         cells = [_cells(number, row, self.examples) for number, row in enumerate(self.rows, 1)]
         lines = [f"<pre>{html.escape(chr(10).join(self._heading_lines()))}</pre>", "<table>"]
         lines.append(_html_row("th", dict(zip(cells[0], cells[0], strict=True))))

@@ -204,7 +204,6 @@ def _choice(
 
 
 def _advice(trials: Trials, ranking: Ranking) -> list[str]:
-    """A note on slices, for a step with one loop whose loss has none."""
     if len(trials.profiles) > 1 or ranking.rows[0].candidate.schedule.slices > 1:
         return []
     text = advice_on_slices(trials.profiles[0], trials.cluster, ranking.rows)
@@ -214,7 +213,6 @@ def _advice(trials: Trials, ranking: Ranking) -> list[str]:
 def _faults(
     step: Any, cluster: Any, kwargs: Any, simulate: Any, seconds: Any, measure: Any, memory_margin: Any
 ) -> Iterator[Fault | None]:
-    """The faults of the arguments of ``plan`` that are not the step's."""
     yield callable_fault("step", step)
     if isinstance(step, MpmdFunction):
         yield TypeError(

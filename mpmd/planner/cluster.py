@@ -165,7 +165,6 @@ class Cluster(Hardware):
 
 
 def _entry_point(name: str) -> Callable[..., Hardware]:
-    """The function of an installed package that describes a kind of cluster."""
     entry_points = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name))
     if not entry_points:
         raise RuntimeError(

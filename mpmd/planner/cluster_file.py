@@ -28,12 +28,10 @@ _FORMAT = JsonFormat({Holding: str}, by_hand=True)
 
 
 def cluster_data(cluster: AnyCluster) -> dict[str, Any]:
-    """A cluster as data, of several kinds of devices as ``pools`` and ``link``; ``None`` for infinity."""
     return _plain(dataclasses.asdict(cluster))
 
 
 def _plain(value: Any) -> Any:
-    """Converts a value for JSON: infinity becomes ``None``, and numbers of numpy become Python numbers."""
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, tuple):
@@ -44,16 +42,12 @@ def _plain(value: Any) -> Any:
 
 
 def write_cluster(cluster: AnyCluster, path: str | os.PathLike[str]) -> None:
-    """Writes a cluster with the version of the format."""
     text = json.dumps({"version": VERSION, **cluster_data(cluster)}, indent=1)
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def read_cluster(path: str | os.PathLike[str]) -> AnyCluster:
-    """Reads a cluster from a file.
-
-    Raises: as ``read_fields`` and ``Hardware``, and ``ValueError`` for missing fields.
-    """
+    """Raises: as ``read_fields`` and ``Hardware``, and ``ValueError`` for missing fields."""
     return _load(path, _FORMAT.load)
 
 

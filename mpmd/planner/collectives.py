@@ -29,10 +29,6 @@ class DeviceRange:
     start: int
     submesh: Submesh
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.submesh, Submesh):
-            object.__setattr__(self, "submesh", Submesh.of(self.submesh))
-
     @property
     def num_devices(self) -> int:
         return self.submesh.num_devices
@@ -43,7 +39,6 @@ class DeviceRange:
 
 
 def device_ranges_of(submeshes: tuple[Submesh, ...]) -> tuple[DeviceRange, ...]:
-    """The devices of groups on consecutive devices, from device 0 of each pool on."""
     device_ranges, starts = [], collections.Counter[str]()
     for submesh in submeshes:
         device_ranges.append(DeviceRange(starts[submesh.pool], submesh))
@@ -64,7 +59,6 @@ class CollectiveCost:
     each: float
 
     def seconds(self, nbytes: np.ndarray, number: np.ndarray | float = 1.0) -> np.ndarray:
-        """Seconds for ``number`` collectives of ``nbytes`` bytes in total."""
         return np.where(nbytes > 0, nbytes * self.per_byte + number * self.each, 0.0)
 
 
@@ -86,7 +80,7 @@ def axis_costs(pool: Hardware, device_range: DeviceRange) -> tuple[AxisCosts, ..
     """
     costs, stride = [], 1
     for axis in INNERMOST_FIRST:
-        size = device_range.submesh.get(axis, 1)
+        size = device_range.submesh[axis]
         block = stride * size
         starts = range(device_range.start, device_range.stop, block)
         if all(_same_node(pool, first, first + block) for first in starts):
@@ -137,12 +131,11 @@ def message_link(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) 
     if share_a_node(cluster, source, target):
         return link
     on_a_node = min(target.num_devices, cluster.pool(target.submesh.pool).devices_per_node)
-    shards = max(1, on_a_node // target.submesh.get("model", 1))
+    shards = max(1, on_a_node // target.submesh.model)
     return Link(link.latency, link.bandwidth / shards)
 
 
 def group_link(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) -> Link:
-    """The link between two groups: ``device_link`` on one node, ``node_link`` between nodes of a pool."""
     if isinstance(cluster, Pools) and source.submesh.pool != target.submesh.pool:
         return cluster.link
     pool = cluster.pool(target.submesh.pool)
@@ -150,7 +143,6 @@ def group_link(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) ->
 
 
 def share_a_node(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) -> bool:
-    """Whether all devices of two groups are on one node."""
     if source.submesh.pool != target.submesh.pool:
         return False
     pool = cluster.pool(source.submesh.pool)
@@ -168,7 +160,7 @@ def shards_on_a_node(cluster: AnyCluster, device_range: DeviceRange, divided: Co
     of_node = cluster.pool(device_range.submesh.pool).devices_per_node
     shards, left = 1, min(device_range.num_devices, of_node)
     for kind in INNERMOST_FIRST:
-        size = device_range.submesh.get(kind, 1)
+        size = device_range.submesh[kind]
         if kind in divided:
             shards *= min(size, left)
         left = max(1, left // size)

@@ -44,14 +44,12 @@ def _schedule_fault(name: str, schedule: Any) -> Fault | None:
 
 
 def _like(name: str) -> list[str]:
-    """The families with the name, or with a similar name."""
     lower = {family.lower(): family for family in ALL_FAMILIES}
     parts = [family for family in lower if name and name.lower() in family]
     return [lower[family] for family in parts or difflib.get_close_matches(name.lower(), lower)]
 
 
 def _family(schedule: Any) -> str | None:
-    """The name of a family as ``ALL_FAMILIES`` spells it, for its class, or its name in any case."""
     name = schedule.__name__ if isinstance(schedule, type) else schedule
     lower = {family.lower(): family for family in ALL_FAMILIES}
     return lower.get(name.lower()) if isinstance(name, str) else None
@@ -144,7 +142,6 @@ class Constraints:
 
     @property
     def submeshes(self) -> tuple[Mapping[Kind, int], ...]:
-        """The fixed submeshes: one for each group, one for all groups, or none."""
         if self.submesh is None:
             return ()
         return self.submesh if isinstance(self.submesh, tuple) else (self.submesh,)

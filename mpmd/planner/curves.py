@@ -46,7 +46,6 @@ class Curve:
         return cls(size / seconds)
 
     def seconds(self, operations: Amount, kernels: Amount) -> Amount:
-        """Seconds for ``kernels`` kernels of ``operations`` operations in total."""
         return (operations + self.half * kernels) / self.rate
 
 
@@ -57,12 +56,10 @@ class ProductWork(NamedTuple):
     kernels: Any
 
     def times(self, count: float) -> ProductWork:
-        """The products of ``count`` repetitions."""
         return ProductWork(count * self.operations, count * self.kernels)
 
 
 def added(some: Mapping[str, ProductWork], others: Mapping[str, ProductWork]) -> dict[str, ProductWork]:
-    """The products of two tasks, by name of their rate."""
     nothing = ProductWork(0.0, 0.0)
     names = dict.fromkeys([*some, *others])
     return {
@@ -73,30 +70,21 @@ def added(some: Mapping[str, ProductWork], others: Mapping[str, ProductWork]) ->
     }
 
 
-def rate_name(kind: ProductKind, dtype: str) -> str:
-    """The name of a rate in ``Hardware.rates``, such as ``"product bfloat16"``."""
-    return f"{kind} {dtype}"
-
-
 def collective_name(kind: CollectiveKind, size: int) -> str:
-    """The name of a collective over ``size`` devices in ``Hardware.rates``, such as ``"all_reduce 8"``."""
     return f"{kind} {size}"
 
 
 def size_of_collective(name: str, kind: CollectiveKind) -> int | None:
-    """The number of devices in the name of a collective; ``None`` for other names."""
     of_name, _, size = name.partition(" ")
     is_size = size.isascii() and size.isdecimal()
     return int(size) if of_name == kind and is_size and name == collective_name(kind, int(size)) else None
 
 
 def without(rates: Mapping[str, Curve], kinds: Any) -> dict[str, Curve]:
-    """The rates of other kinds than ``ProductKind`` or ``CollectiveKind``."""
     return {name: curve for name, curve in rates.items() if name.partition(" ")[0] not in get_args(kinds)}
 
 
 def rates_faults(field: str, rates: Any) -> list[Fault | None]:
-    """The faults of the rates of a cluster, which are in its ``field``."""
     what = (
         f"{field} must be a dict of mpmd.planner.curves.Curve, by names such as 'product bfloat16' and "
         "'all_reduce 8'"

@@ -61,13 +61,11 @@ def _holding_fault(name: str, value: Any) -> Fault | None:
 
 
 def link_fault(name: str, value: Any) -> Fault | None:
-    """The fault of a link, whose latency has to be finite."""
     what = "an mpmd.simulate.Link of seconds and bytes per second, such as Link(1e-6, 1e10)"
     return type_fault(name, value, Link, what) or finite_fault(f"the latency of {name}", value.latency)
 
 
 ALONE_OF_IS_GONE = "alone_of is gone: leave it out, because alone is the factor of all kinds of work"
-"""The error for an attribute that clusters once had."""
 
 
 def _above_0(unit: str) -> Rule:
@@ -305,18 +303,15 @@ def completed(
 
 
 def _rates_beside(rates: Mapping[str, Curve], given: Mapping[str, Any]) -> dict[str, Curve]:
-    """The measured rates, without the curves that a given ``flops`` or ``device_link`` replaces."""
     without_products = without(rates, ProductKind) if "flops" in given else rates
     return without(without_products, CollectiveKind) if "device_link" in given else dict(without_products)
 
 
 def has_default(field: dataclasses.Field[Any]) -> bool:
-    """Whether an attribute of a cluster may be left out."""
     return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
 def _needed(fields: Mapping[str, dataclasses.Field[Any]], known: Mapping[str, Any]) -> list[str]:
-    """Names of required attributes; links only for several nodes, or several devices on a node."""
     unused = {field.name for field in fields.values() if has_default(field)} - {"device_link", "node_link"}
     if known["devices_per_node"] == 1:
         unused.add("device_link")

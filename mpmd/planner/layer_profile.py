@@ -128,7 +128,6 @@ class Layer:
     recomputations: Mapping[Remat, Recomputation] = dataclasses.field(default_factory=dict)
 
     def recomputation(self, policy: Remat) -> Recomputation:
-        """The bytes that it keeps, and the work that it does again, under a policy."""
         if policy is Remat.NONE:
             return Recomputation(self.residuals, TaskWork(0.0, 0.0), reduced=0.0)
         if policy is Remat.NOTHING_SAVEABLE and policy not in self.recomputations:

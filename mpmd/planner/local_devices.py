@@ -32,7 +32,6 @@ def checked(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
 
 
 def memory_of(devices: Sequence[jax.Device]) -> float:
-    """The bytes of each device: the limit of its allocator, or its share of this machine's memory."""
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
     known = [limit for limit in limits if limit]
     if len(known) == len(devices):
@@ -41,7 +40,6 @@ def memory_of(devices: Sequence[jax.Device]) -> float:
 
 
 def measured(devices: Sequence[jax.Device], dtype: str) -> dict[str, Any]:
-    """The measured numbers, by the names of a cluster's attributes."""
     meshes = [jax.sharding.Mesh(np.array([device]), ("device",)) for device in devices]
     with MpmdMesh(meshes) as mesh:
         known = calibrate(functools.partial(record_steps, mesh), [0] * len(devices), dtype)

@@ -76,7 +76,6 @@ class Pools:
 
 
 AnyCluster = Hardware | Pools
-"""A cluster of one kind of devices, or of several."""
 
 
 def _faults(pools: Sequence[Hardware], link: Link) -> Iterator[Fault | None]:

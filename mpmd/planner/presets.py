@@ -236,4 +236,3 @@ PRESETS = {
         "TPU-V6E", 32e9, 5.57e14, MEMORY * 1.638e12, NVLINK * 400e9, NODE_LINK * 3.2e12, slice_chips=256
     ),
 }
-"""The kinds of ``Cluster.preset`` by name."""

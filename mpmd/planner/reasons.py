@@ -83,7 +83,6 @@ class Complexity(NamedTuple):
 
 
 def complexity(candidate: Candidate) -> Complexity:
-    """Compares candidates by simplicity: the simplest candidate has the least value."""
     unusual = any(
         len(loop.submeshes) > 1
         and (not isinstance(loop.schedule, KNOWN_SCHEDULES) or loop.schedule.slices > 1)
@@ -96,7 +95,6 @@ def complexity(candidate: Candidate) -> Complexity:
 
 
 def may_be_as_fast(prediction: Prediction, fastest: Prediction) -> bool:
-    """Whether the time of the fastest is within the error that is expected of a prediction."""
     return _is_within(prediction.seconds, prediction.expected_error, fastest.seconds)
 
 
@@ -129,7 +127,6 @@ ALTERNATIVES: dict[str, tuple[Kind | None, bool]] = {
 
 
 def alternative(candidate: Candidate) -> str:
-    """The label of a candidate that is an alternative to a pipeline; empty for any other."""
     if len(candidate.submeshes) > 1:
         return ""
     axes = [kind for kind, size in candidate.submeshes[0].items() if size > 1]
@@ -181,7 +178,7 @@ def ranked(rows: Iterable[Row], cluster: AnyCluster, most: int) -> tuple[Row, ..
 
 
 def missing_bytes(candidate: Candidate, prediction: Prediction, cluster: AnyCluster) -> float:
-    """The bytes that devices of the group lack that needs most; at most 0 for a candidate that fits."""
+    """The bytes that a device lacks in the group that needs most; at most 0 for a candidate that fits."""
     return prediction.memory.total - _capacity(candidate, prediction, cluster)
 
 
@@ -253,7 +250,6 @@ def _work_text(work: float, candidate: Candidate, best: Candidate) -> str:
 
 
 def _lost_text(prediction: Prediction, best: Prediction) -> str:
-    """Names the larger loss against the best candidate: all-reduces or the bubble."""
     if prediction.communication - best.communication > prediction.bubble - best.bubble:
         return f"all-reduces take {prediction.communication:.0%}"
     text = f"bubble {prediction.bubble:.0%}"

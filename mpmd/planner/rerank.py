@@ -43,7 +43,6 @@ Realize = Callable[[Candidate], Realized]
 """Compiles the plan of a candidate and simulates it. Raises ``CompileError``."""
 
 Measure = Callable[[Realized, Candidate], Realized]
-"""Measures the tasks of a plan, and predicts from these."""
 
 Search = Callable[[float], Sequence[Row]]
 """The rows by formula for devices with a share of their memory. Raises ``ValueError`` if nothing fits."""
@@ -117,7 +116,7 @@ class _Planned:
     Attributes:
       row: its row, with the prediction of ``realized``, and the reason why the candidate cannot run: it lacks
         memory, or cannot be compiled. The reason is empty for a candidate that can run.
-      by_formula: the seconds of a step by the formulas.
+      by_formula: the prediction by the formulas.
       realized: ``None`` for a candidate that cannot be compiled.
       simulated: the seconds of a step by the simulation of the plan.
     """
@@ -142,7 +141,6 @@ class _Planned:
 
 
 def _fitting(planned: Iterable[_Planned]) -> list[_Planned]:
-    """The candidates that can run, the fastest first."""
     return sorted((one for one in planned if not one.row.reason), key=lambda one: one.seconds)
 
 
@@ -219,12 +217,10 @@ def _in_order(rows: Sequence[Row], cluster: AnyCluster) -> list[Row]:
 
 
 def _num_tasks(candidate: Candidate) -> int:
-    """Stages times passes through each stage, summed over loops."""
     return sum(loop.schedule.num_stages * loop.num_passes for loop in candidate.loops)
 
 
 def _nothing_can_be_run(refused: Sequence[Row], cluster: AnyCluster) -> ValueError:
-    """The error when no candidate can be run: the least memory of a plan, and refusals to compile."""
     lines = []
     short = [row for row in refused if shortage(row, cluster)]
     if short:
@@ -275,7 +271,6 @@ def _measured(
 
 
 def _measured_over_simulated(planned: Iterable[_Planned]) -> float:
-    """The median of measured over simulated times; 1 if nothing is measured."""
     ratios = [one.seconds / one.simulated for one in planned if one.is_measured and one.simulated]
     return statistics.median(ratios or [1.0])
 

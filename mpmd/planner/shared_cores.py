@@ -24,7 +24,7 @@ def devices_at_once(cluster: AnyCluster) -> float:
 
 
 def time_alone(cluster: AnyCluster, devices: float) -> float:
-    """The time of tasks while ``devices`` devices compute, over that while all do."""
+    """The time of a task while ``devices`` devices compute, over its time while all devices do."""
     at_once = devices_at_once(cluster)
     return 1.0 if math.isinf(at_once) else max(at_once, devices) / cluster.pools[0].devices_per_node
 

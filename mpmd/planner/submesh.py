@@ -27,18 +27,15 @@ class Submesh(Mapping[Kind, int]):
 
     @classmethod
     def of(cls, sizes: Mapping[Kind, int], pool: str = "") -> Self:
-        """The submesh with these sizes; 1 along an axis that is left out."""
         of_axes: dict[str, Any] = {str(kind): size for kind, size in sizes.items()}
         return cls(**of_axes, pool=pool)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """The number of devices along each axis, ``INNERMOST_FIRST``."""
         return self.model, self.sequence, self.data
 
     @property
     def num_devices(self) -> int:
-        """The number of devices of the group."""
         return self.model * self.sequence * self.data
 
     def __eq__(self, other: object) -> bool:

@@ -39,7 +39,6 @@ class SimulatedSchedule:
 
     @property
     def name(self) -> str:
-        """The name of the schedule with its slices, and ``split`` for a ``Seq1F1B`` with split backwards."""
         split = ", split" if isinstance(self.schedule, Seq1F1B) and self.schedule.split_backward else ""
         slices = f" of {self.schedule.slices} slices" if self.schedule.slices > 1 else ""
         return f"{self.schedule.name}{slices}{split}"

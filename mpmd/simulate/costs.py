@@ -13,7 +13,6 @@ from mpmd.ir.plan import Cell, Edge, OutsideTask, TaskKind, TaskType
 from mpmd.validation import Fault, bool_fault, number_fault, raise_faults, refusing, type_fault
 
 DEFAULT_TIMES: Mapping[TaskKind, float] = {"fwd": 1, "bwd": 2, "bwdA": 1, "bwdW": 1}
-"""The default durations of tasks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,5 +157,4 @@ class Costs:
 
 
 def types_of(cell: Cell) -> tuple[TaskType, ...]:
-    """The kinds and stages of a cell's tasks."""
     return tuple(task.type for task in cell.tasks)

@@ -101,7 +101,6 @@ class _WorkloadBuilder:
         self._received: dict[MessageKey, int] = {}
 
     def add(self, program: GroupProgram) -> None:
-        """Adds the operations of a group, and the messages that it sends and awaits."""
         group = program.mpmd_idx
         self._sizes = sizes_on_devices(self._plan, group)
         self._workload.resident.append(self._bytes(self._plan.resident(group)))

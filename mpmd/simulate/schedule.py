@@ -15,7 +15,7 @@ from mpmd.simulate.costs import Costs, types_of
 from mpmd.simulate.workload import MessageTable, Workload
 
 
-def schedule_workload(tasks: TaskLists, costs: Costs, slices: int = 1) -> Workload:
+def schedule_workload(tasks: TaskLists, costs: Costs, slices: int) -> Workload:
     """The operations of a schedule: its tasks, or its cells if fused cells are atomic.
 
     As soon as an operation ends it sends its results, in one message to each group that needs them. A value
@@ -106,7 +106,6 @@ def _types(
 
 
 def _times(tasks: TaskLists, templates: Sequence[_TaskTemplate], costs: Costs) -> list[float]:
-    """The time of each task; the tasks of a fused cell share the time in ``costs.fused``."""
     alone = [template.duration for template in templates]
     if not costs.fused:
         return alone

@@ -66,7 +66,6 @@ class _Machine:
         self._now = 0.0
 
     def run(self) -> None:
-        """Follows the groups to the end of the last step."""
         while self._beginning or self._ending or self._coming:
             for group in self._advance():
                 self._go_on(group)
@@ -124,7 +123,6 @@ class _Machine:
                 self._end(group)
 
     def _end(self, group: int) -> None:
-        """Ends a group's operation, and sends its messages."""
         step, operation = self._at[group]
         times, work = self.times[step], self._workload
         times.durations[operation] = self._now - times.starts[operation]

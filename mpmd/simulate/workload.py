@@ -86,7 +86,6 @@ class Workload:
         return len(self.resident)
 
     def task_text(self, operation: int) -> str:
-        """The task of an operation, or its instant, as text."""
         task = self.tasks[operation]
         if not isinstance(task, Cell):
             return str(task)
@@ -97,7 +96,6 @@ class Workload:
 
     @functools.cached_property
     def edges(self) -> tuple[Edge, ...]:
-        """The edges that have messages, by number."""
         return tuple(self.messages.edges)
 
     def edge(self, message: int) -> Edge:
@@ -148,7 +146,6 @@ class StepTimes(Generic[Time]):
 
     @property
     def makespan(self) -> Time:
-        """The time at which the last group ends the step."""
         return max(self.group_ends, default=0)
 
 
@@ -223,7 +220,6 @@ def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepT
 
 
 def deadlock(workload: Workload, positions: list[int]) -> str:
-    """The message of an error with the waits of the groups that have not ended."""
     messages, waits = workload.messages, []
     for group, position in enumerate(positions):
         if position < workload.bounds[group + 1]:

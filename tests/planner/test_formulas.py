@@ -36,7 +36,7 @@ def ring(size, latency, bandwidth):
 
 def costs_of(cluster, submesh, start=0):
     """The costs of collectives along ``model``, ``sequence`` and ``data``."""
-    return axis_costs(cluster, DeviceRange(start, submesh))
+    return axis_costs(cluster, DeviceRange(start, Submesh.of(submesh)))
 
 
 def test_rings_have_the_slowest_link_on_their_way():
@@ -85,7 +85,7 @@ def test_collectives_over_other_numbers_of_devices_are_in_proportion_to_rings():
     ],
 )
 def test_messages_between_nodes_share_the_link_by_distinct_parts(submesh, start, link):
-    nodes = dataclasses.replace(TWO_NODES, nodes=4)
+    nodes, submesh = dataclasses.replace(TWO_NODES, nodes=4), Submesh.of(submesh)
     assert message_link(nodes, DeviceRange(0, submesh), DeviceRange(start, submesh)) == link
 
 

@@ -21,7 +21,8 @@ def two_groups():
 def predicted(costs=COSTS, **options):
     step = two_groups()
     arrivals = step.compiled.verified.arrivals
-    updated = {argument for argument, _ in step.compiled.step.fed_back}
+    fed_back = {argument for argument, _ in step.compiled.step.fed_back}
+    updated = {leaf.name for i, leaf in enumerate(step.plan.inputs) if i in fed_back and leaf.name}
     return step, predict(step.plan, step.topology, arrivals, updated, costs, "simulation", **options)
 
 

@@ -43,7 +43,6 @@ class Accumulated:
         return value not in self._wrong
 
     def updated_by(self, values: Iterable[Value]) -> frozenset[Value]:
-        """The accumulators' states to which some of the values are added."""
         return self._updated & _reached(set(values), self._results)
 
 
@@ -60,7 +59,6 @@ def _flows(operations: Iterable[Operation], passed: Iterable[Passed]) -> Iterato
 
 
 def _reached(start: set[Value], further: Mapping[Value, Iterable[Value]]) -> set[Value]:
-    """The values, and all values that can be reached from these."""
     reached, waiting = set(start), list(start)
     while waiting:
         new = set(further.get(waiting.pop(), ())) - reached

@@ -49,13 +49,12 @@ def choose_classes(
     Args:
       accumulated: for each task, the values that only add to accumulators.
     """
-    rows = [_of_microbatch(step, loop) for loop in step.loops]
+    rows = [[step.classes.of(dim.value, dim.dim) for dim in loop.divisible] for loop in step.loops]
     between = [_between_layers(step, loop) for loop in step.loops]
     costs = ClassCosts(step, {*itertools.chain(*rows, *between)})
     allowed = _without_weights(step, costs)
 
     def cheapest(candidates: Iterable[Class], least: float) -> frozenset[Class]:
-        """The class with the least all-reduce traffic among the candidates that divide enough operations."""
         shared = {one: costs.shared(one, accumulated) for one in dict.fromkeys(candidates) if one in allowed}
         most = max((of_class.operations for of_class in shared.values()), default=0.0)
         enough = {
@@ -74,10 +73,6 @@ def choose_classes(
     return {"data": data, "sequence": sequence, "model": _of_weights(costs, data, data | sequence)}
 
 
-def _of_microbatch(step: LayeredStep, loop: LayeredLoop) -> list[Class]:
-    return [step.classes.of(dim.value, dim.dim) for dim in loop.divisible]
-
-
 def _between_layers(step: LayeredStep, loop: LayeredLoop) -> list[Class]:
     return [
         one
@@ -88,7 +83,6 @@ def _between_layers(step: LayeredStep, loop: LayeredLoop) -> list[Class]:
 
 
 def _without_weights(step: LayeredStep, costs: ClassCosts) -> set[Class]:
-    """The classes that divide at most the share ``_MOST_OF_WEIGHTS`` of the weights of every layer."""
     weights = [sum(map(step.nbytes, step.weights(layer))) for layer in range(step.num_layers)]
     return {
         one
@@ -101,7 +95,6 @@ def _without_weights(step: LayeredStep, costs: ClassCosts) -> set[Class]:
 
 
 def _of_weights(costs: ClassCosts, rows: Set[Class], taken: Set[Class]) -> frozenset[Class]:
-    """Chooses the classes of weights to divide along ``model``, by their savings per all-reduced byte."""
     savings: dict[Class, float] = {}
     best: dict[int, float] = {}
     for one, nbytes in costs.of_weights.items():

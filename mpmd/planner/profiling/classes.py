@@ -23,12 +23,9 @@ from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.ir.plan import TaskType
 
 Class = int
-"""The number of a class."""
 
 
 class ClassUse(NamedTuple):
-    """A way to share an operation, and the class whose dimensions are divided then."""
-
     of_class: Class
     use: CommonDimension
 
@@ -42,8 +39,6 @@ class ClassedOperation(NamedTuple):
 
 
 class DimensionClasses:
-    """The classes of dimensions of values; ``join`` merges classes."""
-
     def __init__(self, flat: FlatEquations):
         self._first = [0]
         for aval in flat.avals:
@@ -51,15 +46,12 @@ class DimensionClasses:
         self._same: DisjointSets[int] = DisjointSets()
 
     def of(self, value: Value, dim: int) -> Class:
-        """The class of a dimension of a value."""
         return self._same.find(self._first[value] + dim)
 
     def of_value(self, value: Value) -> tuple[Class, ...]:
-        """The class of each dimension of a value."""
         return tuple(map(self._same.find, range(self._first[value], self._first[value + 1])))
 
     def join(self, nodes: Iterable[tuple[Value, int]]) -> None:
-        """These dimensions of values are one."""
         self._same.join(self._first[value] + dim for value, dim in nodes)
 
 
@@ -123,7 +115,6 @@ def _together(uses: Iterable[ClassUse]) -> tuple[ClassUse, ...]:
 
 
 def _nodes(operation: Operation, use: CommonDimension) -> Iterator[tuple[Value, int]]:
-    """The dimensions that are one in an operation."""
     for i, dim in use.ins.items():
         value = operation.reads[i]
         if value is not None:
@@ -137,6 +128,5 @@ def _first(operation: Operation, use: CommonDimension) -> Iterator[tuple[Value, 
 
 
 def _of_passed(flat: FlatEquations, passed: Passed) -> Iterator[list[tuple[Value, int]]]:
-    """The dimensions that are one in a value that a loop hands in or out."""
     for dim in range(len(flat.avals[passed.inner].shape)):
         yield [(passed.outer, dim + passed.axis), (passed.inner, dim)]

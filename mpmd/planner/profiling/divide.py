@@ -21,8 +21,6 @@ _BETWEEN: tuple[Kind, ...] = ("sequence", "data")
 
 
 class Divider:
-    """The divisions of a step's layers."""
-
     def __init__(self, step: LayeredStep):
         self._step = step
         self._accumulated = {task_type: self._accumulated_by(task_type) for task_type in step.tasks}
@@ -32,7 +30,7 @@ class Divider:
         }
         self.between: Kind | None = next((kind for kind in _BETWEEN if self.classes[kind]), None)
         """The kind whose dimensions sequence parallelism divides between tensor-parallel regions."""
-        self._sharing_between = self._with_values_between()
+        self._sharing_between = self._sequence_parallel_sharing()
 
     def _accumulated_by(self, task_type: TaskType) -> Accumulated:
         step = self._step
@@ -42,7 +40,6 @@ class Divider:
         return Accumulated(members, step.flat.passed, updated, makes)
 
     def of_layer(self, layer: int) -> dict[Kind, Division]:
-        """The divisions of a layer, by kind."""
         divisions = {kind: self._division(layer, kind, sharing) for kind, sharing in self._sharing.items()}
         return {kind: division for kind, division in divisions.items() if division is not None}
 
@@ -59,8 +56,7 @@ class Divider:
             return None
         return dataclasses.replace(division, largest=plain.largest, weights=plain.weights)
 
-    def _with_values_between(self) -> Sharing | None:
-        """The sharing along ``model`` under sequence parallelism."""
+    def _sequence_parallel_sharing(self) -> Sharing | None:
         if self.between is None or not self.classes["model"]:
             return None
         rows = self.classes["data"] if self.between == "sequence" else frozenset[Class]()
@@ -68,7 +64,6 @@ class Divider:
         return Sharing(self._step.flat, self._step.classes, self.classes["model"], between, rows)
 
     def _division(self, layer: int, kind: Kind, sharing: Sharing) -> Division | None:
-        """The division of a layer; ``None`` if there is nothing to divide."""
         step, weights = self._step, self._step.weights(layer)
         task_types = [task_type for task_type in step.tasks if task_type.stage == layer]
         members = [member for task_type in task_types for member in step.tasks[task_type]]
@@ -100,14 +95,12 @@ class Divider:
         )
 
     def reduced(self, layer: int) -> list[float]:
-        """For each operation of a layer's forward, the bytes that it all-reduces, over all kinds."""
         return [
             sum(sharing.task([member], ()).all_reduces.nbytes for sharing in self._sharing.values())
             for member in self._step.tasks.get(TaskType("fwd", layer), ())
         ]
 
     def _all_reduces(self, task_type: TaskType, shared: Shared) -> AllReduces:
-        """The all-reduces of a task, with the savings of merged ones."""
         makes = {self._step.flat.value(var) for var in self._step.makes(task_type)}
         members = [one.operation for one in self._step.tasks[task_type]]
         operations = [(one.eqn, one.reads, one.makes, one.times) for one in members]
@@ -116,22 +109,19 @@ class Divider:
         return merged_sums(operations, summed, makes).plus(shared.all_reduces)
 
     def _shared(self, task_type: TaskType, kind: Kind, sharing: Sharing) -> Shared:
-        """The shared task. Accumulators hold parts of sums only over devices that divide the batch."""
+        """Accumulators hold parts of sums only over devices that divide the batch."""
         accumulated = self._accumulated[task_type] if kind != "model" else frozenset[Value]()
         return sharing.task(self._step.tasks[task_type], accumulated)
 
     def _nbytes_per_step(self, task_type: TaskType, shared: Shared) -> float:
-        """The bytes of the accumulators that hold parts of sums."""
         return sum(map(self._step.nbytes, self._accumulated[task_type].updated_by(shared.partial)))
 
     def _share(self, values: Collection[Value], sharing: Sharing) -> float:
-        """The divided share of the bytes of values."""
         nbytes = {value: self._step.nbytes(value) for value in values}
         divided = sum(nbytes[value] for value in nbytes if sharing.dim(value) is not None)
         return divided / max(1.0, sum(nbytes.values()))
 
     def specs(self) -> dict[Kind, dict[int, int]]:
-        """For each kind, the divided dimension of leaves of the arguments, by the leaf's position."""
         dims: dict[Kind, dict[int, int]] = {kind: {} for kind in self.classes}
         step = self._step
         leaf_of, before = step.leaf_of_argument(), before_loops(step.graph)

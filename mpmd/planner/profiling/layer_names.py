@@ -11,7 +11,6 @@ from mpmd.util.tables import first_few, group_leaves
 
 
 def layer_names(step: LayeredStep) -> list[str]:
-    """For each layer the weights that it reads, and the user's line at which its forward ends."""
     layers_of = {
         argument.path: step.ownership.weights.get(argument.var, ()) for argument in step.graph.step.arguments
     }

@@ -79,15 +79,12 @@ class LayeredStep:
 
     @functools.cached_property
     def operations(self) -> dict[TaskType, float]:
-        """The multiplications and additions of each task."""
         return {task_type: sum(one.work for one in members) for task_type, members in self.tasks.items()}
 
     def reads(self, task_type: TaskType) -> tuple[Var, ...]:
-        """The variables that a task reads; none for a task that does not exist."""
         return self._members[task_type].reads if task_type in self._members else ()
 
     def makes(self, task_type: TaskType) -> tuple[Var, ...]:
-        """The results of a task that equations outside of the task read."""
         return self._members[task_type].makes if task_type in self._members else ()
 
     @functools.cached_property
@@ -99,7 +96,6 @@ class LayeredStep:
         return {var: member.work for member in self.graph.stage_work for var in member.makes}
 
     def residuals(self, layer: int) -> Iterator[Var]:
-        """The variables that forwards make for the layer's backward."""
         for var in self.reads(TaskType("bwd", layer)):
             maker = self._made_by.get(var)
             is_kept = self.flat.value(var) not in self.kernel_values.inside
@@ -107,7 +103,6 @@ class LayeredStep:
                 yield var
 
     def received(self, layer: int) -> Iterator[tuple[Var, int]]:
-        """The variables that the layer's forward receives from other layers, each with its layer."""
         for var in self.reads(TaskType("fwd", layer)):
             maker = self._made_by.get(var)
             if maker is not None and maker.stage != layer:
@@ -115,7 +110,6 @@ class LayeredStep:
 
     @functools.cached_property
     def passed_from(self) -> Mapping[Value, list[Value]]:
-        """For each value that a loop hands in or out, the values that it is."""
         sources: dict[Value, list[Value]] = {}
         for passed in self.flat.passed:
             target, source = (passed.inner, passed.outer) if passed.into else (passed.outer, passed.inner)
@@ -124,7 +118,6 @@ class LayeredStep:
 
     @functools.cached_property
     def kernel_values(self) -> KernelValues[Value]:
-        """The values that kernels make for themselves or their backwards, and their operands."""
         operations = [one.operation for members in self.tasks.values() for one in members]
         if all(operation.kernel is None for operation in operations):
             return NO_KERNEL_VALUES
@@ -145,7 +138,6 @@ class LayeredStep:
         )
 
     def weights(self, layer: int) -> list[Value]:
-        """The values of the weights that a layer reads."""
         return [self.flat.value(var) for var in self.ownership.weights_of(layer)]
 
     def leaf_of_argument(self) -> dict[Var, int]:
@@ -155,13 +147,11 @@ class LayeredStep:
         return {argument.var: i for argument, i in zip(step.arguments, positions, strict=True)}
 
     def nbytes(self, value: Value) -> float:
-        """The bytes of a value."""
         aval = self.flat.avals[value]
         return float(math.prod(aval.shape) * aval.dtype.itemsize)
 
 
 def layered(graph: TaskGraph, flash_attention: bool = False) -> LayeredStep:
-    """The layered step of a graph whose stages are layers."""
     ownership = ownership_of(graph)
     flat = FlatEquations(flash_attention=flash_attention)
     before = flat.add(before_loops(graph))

@@ -82,7 +82,7 @@ def length_of_sequences(dims: Iterable[MicrobatchDim]) -> int:
 
 
 def _taken(operation: Operation) -> Iterator[tuple[int, int]]:
-    """For dimensions of the part that an operation takes, which of the whole they are."""
+    """Yields each dimension of the operand that the slice keeps, with the dimension of the slice."""
     if operation.eqn.primitive.name == "dynamic_slice":
         yield from ((dim, dim) for dim in range(len(shape_of(operation.eqn.outvars[0]))))
     elif operation.eqn.primitive.name == "gather":

@@ -69,6 +69,5 @@ def profile_step(
 
 
 def profile_of(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> LayerProfile:
-    """The profile of a step with one loop, or none."""
     (profile,) = profile_step(step, args, kwargs).profiles
     return profile

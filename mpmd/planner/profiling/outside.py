@@ -50,7 +50,6 @@ def _by_loop(graph: TaskGraph) -> list[list[JaxprEqn]]:
 
 
 def _read_after(graph: TaskGraph, eqns_by_loop: Sequence[Sequence[JaxprEqn]], number: int) -> set[Var]:
-    """The variables that are results, or read after the loop's own equations outside."""
     read = {result.var for result in graph.step.results}
     for eqn in itertools.chain.from_iterable(eqns_by_loop[number + 1 :]):
         read.update(operands(eqn))

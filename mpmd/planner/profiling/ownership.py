@@ -39,12 +39,10 @@ class Ownership:
     casts: Mapping[Var, tuple[Var, ...]] = dataclasses.field(default_factory=dict)
 
     def weights_of(self, layer: int) -> list[Var]:
-        """The weights that a layer reads."""
         return [var for var, layers in self.weights.items() if layer in layers]
 
 
 def ownership_of(graph: TaskGraph) -> Ownership:
-    """The ownership of a graph's arguments by layers, each of which is a stage of the graph."""
     step = graph.step
     inputs = {a.var for a in step.arguments} | {c.var for c in step.constants}
     origins = _followed(graph.outer, {var: frozenset({var}) for var in inputs})
@@ -80,7 +78,6 @@ def _casts(eqns: Iterable[JaxprEqn], weights: Collection[Var]) -> dict[Var, tupl
 
 
 def _state(graph: TaskGraph, weights: Mapping[Var, Iterable[int]]) -> dict[Var, int]:
-    """The arguments that the step updates with the gradients of layers, and no layer reads."""
     step = graph.step
     layers = {a.result: frozenset({a.work.stage}) for a in graph.accumulators}
     layers |= {var: frozenset(of_var) for var, of_var in weights.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from jax.extend.core import Var
@@ -11,7 +10,7 @@ from jax.extend.core import Var
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir.plan import TaskType
 from mpmd.language.remat import Remat
-from mpmd.planner.layer_profile import Kind, Layer, LayerProfile, Recomputation, TaskWork
+from mpmd.planner.layer_profile import Layer, LayerProfile, Recomputation, TaskWork
 from mpmd.planner.profiling.classes import ClassedOperation
 from mpmd.planner.profiling.divide import Divider
 from mpmd.planner.profiling.layer_names import layer_names
@@ -24,22 +23,19 @@ from mpmd.planner.profiling.task_work import task_work
 
 
 def loop_profiles(step: LayeredStep) -> tuple[LayerProfile, ...]:
-    """The profile of each loop of a step; a step without loops has one profile."""
     return tuple(map(_Profiler(step).profile, range(len(step.loops))))
 
 
 class _Profiler:
-    """Sums up the work of a step cut into layers."""
-
     def __init__(self, step: LayeredStep):
         self._step = step
         self._divider = Divider(step)
         self._rows = self._divider.classes["data"]
         self._outside = work_outside(step)
         self._names = layer_names(step)
+        self._specs = self._divider.specs()
 
     def profile(self, number: int) -> LayerProfile:
-        """The table of a loop."""
         step, loop = self._step, self._step.loops[number]
         divided = (d.size for d in loop.divisible if step.classes.of(d.value, d.dim) in self._rows)
         rows = loop.rows if loop.is_open else next(divided, 1)
@@ -62,12 +58,7 @@ class _Profiler:
             between=self._divider.between,
         )
 
-    @functools.cached_property
-    def _specs(self) -> Mapping[Kind, Mapping[int, int]]:
-        return self._divider.specs()
-
     def _tied(self, loop: LayeredLoop) -> Mapping[tuple[int, ...], int]:
-        """The layers of a loop that share weights, with the bytes."""
         shared: dict[tuple[int, ...], int] = collections.Counter()
         for var, layers in self._step.ownership.weights.items():
             readers = tuple(layer - loop.layers.start for layer in layers if layer in loop.layers)
@@ -75,8 +66,7 @@ class _Profiler:
                 shared[readers] += nbytes(var)
         return shared
 
-    def _elsewhere(self, loop: LayeredLoop) -> int:
-        """The bytes of weights and state of other loops' layers that no layer of this loop has."""
+    def _nbytes_of_other_loops(self, loop: LayeredLoop) -> int:
         ownership = self._step.ownership
         weights = (var for var, layers in ownership.weights.items() if not {*layers} & {*loop.layers})
         state = (var for var, layer in ownership.state.items() if layer not in loop.layers)
@@ -91,7 +81,7 @@ class _Profiler:
             forward=self._work(TaskType("fwd", layer)),
             backward=self._work(TaskType("bwd", layer)),
             weights=sum(map(nbytes, ownership.weights_of(layer))),
-            state=state + self._elsewhere(loop) // len(loop.layers),
+            state=state + self._nbytes_of_other_loops(loop) // len(loop.layers),
             gradients=sum(nbytes(a.result) for a in step.graph.accumulators if a.work.stage == layer),
             residuals=sum(map(nbytes, step.residuals(layer))),
             entering=sum(nbytes(var) for var, source in step.received(layer) if source == layer - 1),
@@ -102,11 +92,7 @@ class _Profiler:
         )
 
     def _recomputation(self, layer: int, policy: Remat, reduced: Sequence[float]) -> Recomputation:
-        """The recomputation of a layer.
-
-        Args:
-          reduced: the bytes that each operation of its forward all-reduces.
-        """
+        """``reduced`` has the bytes that each operation of the layer's forward all-reduces."""
         again, whole = recomputed(self._step, layer, policy), sum(reduced)
         forward = self._step.tasks.get(TaskType("fwd", layer), ())
         residuals = {self._step.flat.value(var) for var in self._step.residuals(layer)}
@@ -130,7 +116,6 @@ class _Profiler:
         return min([nbytes(var), *map(nbytes, casts)])
 
     def _skips(self, loop: LayeredLoop) -> Iterator[tuple[int, int, int]]:
-        """The values that go past layers: source layer, target layer, bytes."""
         skipped: dict[tuple[int, int], int] = collections.Counter()
         first = loop.layers.start
         for layer in loop.layers:
@@ -145,10 +130,8 @@ class _Profiler:
         return self._work_of(step.tasks.get(task_type, ()), kept)
 
     def _work_of(self, members: Sequence[ClassedOperation], kept: Collection[Value]) -> TaskWork:
-        """The work of some operations, between values that are in memory."""
         return task_work(members, kept, self._nbytes_of_rows, self._step.kernel_values)
 
     def _nbytes_of_rows(self, value: Value) -> float:
-        """The bytes of a value that depends on the rows; of any value, if there are none."""
         depends = not self._rows or not self._rows.isdisjoint(self._step.classes.of_value(value))
         return self._step.nbytes(value) if depends else 0.0

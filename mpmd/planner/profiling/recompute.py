@@ -40,7 +40,6 @@ class Recomputed(NamedTuple):
 
 
 def recomputed(step: LayeredStep, layer: int, policy: Remat) -> Recomputed:
-    """The values that a layer keeps, and the work that it does again, under a policy."""
     members = step.tasks.get(TaskType("fwd", layer), ())
     received = {step.flat.value(var) for var, _ in step.received(layer)}
     needed = {step.flat.value(var) for var in step.residuals(layer)}

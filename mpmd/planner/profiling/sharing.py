@@ -91,19 +91,17 @@ class Sharing:
         return self._dims[value]
 
     def _dim_between(self, shape: Sequence[int], classes: Sequence[Class]) -> int | None:
-        """The dimension along which a value without divided dimensions is divided between regions."""
         long = [d for d, size in enumerate(shape) if size > 1]
         dims = [d for d in long if classes[d] in self._between]
         others = [d for d in long if classes[d] not in self._between and classes[d] not in self._rows]
         return dims[0] if dims and others else None
 
     def _is_between(self, value: Value) -> bool:
-        """Whether a value is divided as those between regions are."""
+        """Whether sequence parallelism divides a value."""
         dim = self.dim(value)
         return dim is not None and self._classes.of(value, dim) not in self._divided
 
     def largest(self, values: Iterable[Value]) -> int:
-        """The greatest common divisor of the sizes of divided dimensions of values; 0 if there are none."""
         dims = ((value, self.dim(value)) for value in values)
         return math.gcd(*(self._flat.avals[value].shape[dim] for value, dim in dims if dim is not None))
 
@@ -130,11 +128,7 @@ class Sharing:
     def _operation(
         self, member: ClassedOperation, accumulated: Container[Value], whole: Container[Value]
     ) -> Shared:
-        """A shared operation.
-
-        Args:
-          whole: the values that have been gathered before.
-        """
+        """``whole`` has the values that have been gathered before."""
         operation = member.operation
         uses = [use for of_class, use in member.uses if of_class in self._divided]
         uses = uses or [use for of_class, use in member.uses if of_class in self._between]
@@ -153,7 +147,6 @@ class Sharing:
         accumulated: Container[Value],
         whole: Container[Value],
     ) -> Shared:
-        """An operation, shared along one dimension."""
         operation = member.operation
         gathered_values = [
             value
@@ -188,7 +181,6 @@ class Sharing:
         return 0.5 if self._is_between(value) else 1.0
 
     def _moved(self, value: Value) -> float:
-        """The bytes that a gathered or scattered value counts."""
         return 0.0 if self.dim(value) is None else self._nbytes(value) / 2
 
     def _nbytes(self, value: Value) -> float:

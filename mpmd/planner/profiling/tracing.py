@@ -27,7 +27,6 @@ _ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.A
 
 
 EACH_LAYER = Decisions(layers_per_stage=(), mark_layers=auto_marks)
-"""Each layer that ``mpmd.auto_marks`` finds is a stage."""
 
 
 class WrittenLoop(NamedTuple):
@@ -53,13 +52,7 @@ class TracedLayers(NamedTuple):
 def traced_layers(
     step: Callable, args: tuple, kwargs: Mapping[str, Any], each_layer: Decisions = EACH_LAYER
 ) -> TracedLayers:
-    """Traces a step for the tasks of its layers.
-
-    Args:
-      each_layer: has each layer be a stage.
-
-    Raises: ``CompileError`` as ``mpmd.jit``.
-    """
+    """Traces a step for the tasks of its layers. Raises ``CompileError`` as ``mpmd.jit``."""
     cuts: set[int] = set()
     with planning():
         traced = trace(CompileRequest(decided(step, each_layer, slices=cuts), args, kwargs, [_ONE_DEVICE]))

@@ -19,7 +19,7 @@ from mpmd.planner.profiling.ownership import Ownership
 _WORK = TaskType("fwd", 0)
 
 
-def whole_step(graph: TaskGraph, flash_attention: bool = False) -> LayeredStep:
+def whole_step(graph: TaskGraph, flash_attention: bool) -> LayeredStep:
     """The step as one task, which takes the whole batch.
 
     The arguments that the step returns updated are its weights, and the remaining arguments its batch. In a

@@ -26,7 +26,6 @@ def best_cut(space: SearchSpace, candidate: Candidate) -> PricedCandidate | None
 
 
 def best_of(evaluations: list[PricedCandidate], cluster: AnyCluster) -> PricedCandidate | None:
-    """The shortest step that fits; if no step fits, the step that lacks the least memory."""
     fitting = [evaluation for evaluation in evaluations if evaluation.missing_bytes(cluster) <= 0]
     if fitting:
         return min(fitting, key=lambda evaluation: evaluation.seconds)
@@ -49,7 +48,6 @@ def cut_candidates(
 def _cuts(
     space: SearchSpace, candidate: Candidate, policies: Sequence[tuple[Remat, ...]]
 ) -> list[tuple[int, ...]]:
-    """The numbers of layers of the stages, for each cut."""
     num_stages = candidate.schedule.num_stages
     if fixed := candidate.layers_per_stage or space.constraints.layers_per_stage:
         return [fixed]
@@ -72,7 +70,6 @@ def _cuts(
 
 
 def _range_costs(space: SearchSpace, candidate: Candidate, homes: tuple[int, ...]) -> list[StageRangeCosts]:
-    """For each stage, the costs of ranges of layers on its group."""
     model, device_ranges = space.model, device_ranges_of(candidate.submeshes)
     range_costs = []
     for stage, home in enumerate(homes):

@@ -44,7 +44,6 @@ class LayerSeconds:
 
 
 def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) -> LayerSeconds:
-    """The seconds of all layers on the devices of a group."""
     held = product(arrays.shares("weights", group.sizes))
     weights, gradients = arrays.of("weights") * held, arrays.of("gradients") * held
     zero = np.zeros_like(weights)
@@ -81,14 +80,12 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
 
 
 def _repeated_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware, weights: Array) -> Array:
-    """The seconds of the forward operations that a backward repeats, without all-reduces."""
     again, whole = arrays.recomputed(group.remat).work, arrays.forward.operations
     share = np.divide(again.operations, whole, out=np.zeros_like(whole), where=whole > 0)
     return np.add(*_task_seconds(arrays, again, group, cluster, weights * share))
 
 
 def _exposed(moving: Array, computing: Array, cluster: Hardware) -> Array:
-    """The seconds of gathers that no computing hides."""
     return np.maximum(moving - computing, 0.0) if cluster.overlaps_gathers else moving
 
 

@@ -49,7 +49,6 @@ MOST_SHORT = 40
 """The most estimates that do not fit, for each settings."""
 
 MOST_SMALLEST = 16
-"""The most estimates with the least memory that are returned."""
 
 TINY = 1e-30
 """The seconds or bytes of layers that need none."""
@@ -60,12 +59,10 @@ class Estimate(NamedTuple):
 
     Attributes:
       seconds: seconds of a step; infinite if the layers do not fit.
-      needed: the memory that all layers need, over the memory of all groups.
     """
 
     candidate: Candidate
     seconds: float
-    needed: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +79,6 @@ class Estimates:
 
 
 def estimates(space: SearchSpace) -> Estimates:
-    """Estimates all families of schedules, settings and arrangements of groups of a search space."""
     tables = [*_tables(space)]
     fastest = sorted(
         itertools.chain(*(table.fastest() for table in tables)),
@@ -96,7 +92,11 @@ def estimates(space: SearchSpace) -> Estimates:
 
 
 class _Cell(NamedTuple):
-    """An estimate whose schedule is not built yet."""
+    """An estimate whose schedule is not built yet.
+
+    Attributes:
+      needed: the memory that all layers need, over the memory of all groups.
+    """
 
     seconds: float
     needed: float
@@ -122,7 +122,6 @@ class _EstimateTable:
         return (self._cell(*divmod(int(position), len(self.arrangements))) for position in chosen)
 
     def smallest(self) -> Iterator[_Cell]:
-        """The arrangements that need the least memory, each under the schedule that needs the least."""
         rows = self.needed.argmin(axis=0)
         columns = _least(self.needed.min(axis=0), MOST_SMALLEST)
         return (self._cell(int(rows[column]), int(column)) for column in columns)
@@ -157,7 +156,7 @@ def _built(space: SearchSpace, cells: Iterable[_Cell]) -> Iterator[Estimate]:
         if schedule is not None:
             for ordered in _orders(space, cell.groups):
                 candidate = dataclasses.replace(cell.settings, schedule=schedule, submeshes=ordered)
-                yield Estimate(candidate, cell.seconds, cell.needed)
+                yield Estimate(candidate, cell.seconds)
 
 
 def _orders(space: SearchSpace, groups: Groups) -> Iterator[Groups]:
@@ -170,7 +169,6 @@ def _orders(space: SearchSpace, groups: Groups) -> Iterator[Groups]:
 
 
 def _arrangements(space: SearchSpace) -> Iterator[Groups]:
-    """All arrangements of groups: equal groups in each pool, or the groups that the constraints fix."""
     most, asked = len(space.profile.layers), space.constraints.groups
     if isinstance(space.constraints.submesh, tuple):
         fixed = space.fixed_submeshes(len(space.constraints.submesh))
@@ -240,7 +238,6 @@ class _ArrangementParts:
 
     @staticmethod
     def of(space: SearchSpace, arrangements: Sequence[Groups]) -> _ArrangementParts:
-        """The parts of arrangements of groups."""
         counts = [collections.Counter(groups) for groups in arrangements]
         submeshes = [*dict.fromkeys(itertools.chain(*counts))]
         positions = {submesh: position for position, submesh in enumerate(submeshes)}
@@ -261,7 +258,6 @@ class _ArrangementParts:
         return _ArrangementParts(submeshes, index, numbers, latencies, bandwidths)
 
     def of_columns(self, columns: list[int]) -> _ArrangementParts:
-        """The parts of some of the arrangements."""
         arrays = (self.index, self.numbers, self.latencies, self.bandwidths)
         return _ArrangementParts(self.submeshes, *(array[:, columns] for array in arrays))
 

@@ -22,14 +22,12 @@ from mpmd.planner.search.stages import Stages
 from mpmd.schedules import Schedule
 
 MOST_CANDIDATES = 8_000
-"""The most candidates of a small problem."""
 
 MOST_SUBMESHES = 300
 MOST_STAGES = 8
 
 
 def is_small(space: SearchSpace) -> bool:
-    """Whether the space has few enough candidates to evaluate each."""
     if len(space.submeshes) > MOST_SUBMESHES or len(space.profile.layers) > 4 * MOST_STAGES:
         return False
     numbers = (_num_cuts(space, candidate.schedule.num_stages) for candidate in _uncut(space))
@@ -64,15 +62,12 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
 
 
 def every_candidate(space: SearchSpace) -> Iterator[Candidate]:
-    """All candidates of a search space with every cut into stages; on one group, only the schedule of
-    ``_uncut``."""
     for uncut in _uncut(space):
         for layers in _cuts(space, uncut.schedule.num_stages):
             yield dataclasses.replace(uncut, layers_per_stage=layers)
 
 
 def _uncut(space: SearchSpace) -> Iterator[Candidate]:
-    """All candidates, without the layers of their stages."""
     constraints, num_layers = space.constraints, len(space.profile.layers)
     most, most_microbatches = min(num_layers, space.num_devices), space.numbers_of_microbatches[-1]
     for groups in [constraints.groups] if constraints.groups else range(1, most + 1):

@@ -20,7 +20,6 @@ _SEQ_1F1B: Mapping[str, Mapping[str, Any]] = {
     for eager, split in itertools.product((False, True), repeat=2)
 }
 SLICED = (*_SEQ_1F1B, GPIPE_OF_SLICES)
-"""The families of slices."""
 
 
 def family_of(schedule: Schedule) -> str:
@@ -32,7 +31,6 @@ def family_of(schedule: Schedule) -> str:
 
 
 def with_options(family: str) -> tuple[str, ...]:
-    """The families that a user means by the name of a class."""
     return tuple(_SEQ_1F1B) if family == Seq1F1B.__name__ else (family,)
 
 

@@ -71,20 +71,17 @@ class Forms:
         )
 
     def of_groups(self, groups: Array) -> Forms:
-        """Returns the closed forms with a column for each number of ``groups``."""
         arrays = ("work", "tasks", "hops", "in_flight", "seconds", "held", "residuals")
         return dataclasses.replace(self, **{name: getattr(self, name)[:, groups - 1] for name in arrays})
 
 
 def _slices(space: SearchSpace, family: str) -> int:
-    """The slices into which the schedules of a family cut a microbatch."""
     if isinstance(space.constraints.schedule, Schedule):
         return space.constraints.schedule.slices
     return space.profile.slices if family in SLICED else 1
 
 
 def _possible(space: SearchSpace, families: list[tuple[str, float]], p: Array, v: Array) -> Array:
-    """Whether the layers and the constraints allow each family on each number of groups."""
     constraints, num_layers = space.constraints, len(space.profile.layers)
     possible = p * v <= num_layers
     if constraints.num_stages is not None:

@@ -32,7 +32,6 @@ class PricedCandidate:
         return self.prediction.seconds
 
     def missing_bytes(self, cluster: AnyCluster) -> float:
-        """The bytes that devices of the group lack that needs most; at most 0 for a candidate that fits."""
         return missing_bytes(self.candidate, self.prediction, cluster)
 
 

@@ -58,16 +58,13 @@ class LayerArrays:
 
     @functools.cached_property
     def forward(self) -> TaskWork:
-        """The work of forwards."""
         return _stacked([layer.forward for layer in self.profile.layers])
 
     @functools.cached_property
     def backward(self) -> TaskWork:
-        """The work of backwards, without recomputed operations."""
         return _stacked([layer.backward for layer in self.profile.layers])
 
     def recomputed(self, policy: Remat) -> Recomputation:
-        """The bytes that layers keep, and the work that they do again, under a policy."""
         if policy not in self._recomputed:
             of_layers = [layer.recomputation(policy) for layer in self.profile.layers]
             self._recomputed[policy] = _stacked(of_layers)
@@ -79,7 +76,6 @@ class LayerArrays:
 
     @functools.cached_property
     def divisions(self) -> list[Division]:
-        """The divisions of layers along each axis, ``INNERMOST_FIRST``."""
         return [
             _stacked([self._division(layer, kind) for layer in self.profile.layers])
             for kind in INNERMOST_FIRST

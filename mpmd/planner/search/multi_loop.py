@@ -138,7 +138,7 @@ def loops_as_written(
 
 
 def _kinds(profiles: Sequence[LayerProfile]) -> list[int]:
-    """For each loop the number of the first one like it: of the same layers, or under the same decisions."""
+    """For each loop, the number of the first loop with the same layers or the same decisions."""
     kinds: list[int] = []
     for number, profile in enumerate(profiles):
         like = (
@@ -214,7 +214,6 @@ def _shared_decisions(loops: Sequence[_TypicalLoop]) -> Iterable[Candidate]:
     usual = next(numbers, None)
 
     def with_number(loop: _TypicalLoop, row: Row) -> Candidate:
-        """The candidate of a row, with the usual number of microbatches where the loop leaves none open."""
         if is_open(loop) or usual is None:
             return row.candidate
         return dataclasses.replace(row.candidate, num_microbatches=usual)

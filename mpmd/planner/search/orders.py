@@ -37,7 +37,6 @@ class Order:
 
     @functools.cached_property
     def timed(self) -> TimedOrder:
-        """The lists, ready to be run with costs."""
         return TimedOrder(self.tasks, self.homes, self.slices)
 
     @functools.cached_property
@@ -68,7 +67,6 @@ def order_of(schedule: Schedule, num_microbatches: int) -> Order:
 def _most_in_flight(
     cells: Sequence[Cell], stages: tuple[int, ...], numbers: SliceNumbers
 ) -> tuple[tuple[int, ...], ...]:
-    """The microbatches in flight of a group's stages, as ``Order.in_flight`` has them."""
     position = {stage: index for index, stage in enumerate(stages)}
     counts, moments, grew = [0] * len(stages), set(), False
     for cell in cells:

@@ -214,13 +214,11 @@ def _of_sequence_parallel(
 
 
 MOST_CANDIDATES = 8
-"""The most candidates that are evaluated for each change."""
 
 MOST_NODES = 4096
 
 
 def infeasible(space: SearchSpace) -> str:
-    """The message for a search space in which no candidate fits."""
     cluster = space.model.cluster
     evaluations = [e for estimate in estimates(space).smallest if (e := best_cut(space, estimate.candidate))]
     if not evaluations:

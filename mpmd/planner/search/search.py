@@ -102,13 +102,12 @@ def search_space(profile: LayerProfile, cluster: AnyCluster, constraints: Constr
 
 
 def evaluated_rows(space: SearchSpace, exhaustive: bool = True) -> list[Row]:
-    """All evaluated candidates and the alternatives to a pipeline, in no order."""
     evaluations = [*_evaluations(space, exhaustive), *alternatives(space)]
     return [Row(*pair) for pair in {e.candidate: e.prediction for e in evaluations}.items()]
 
 
 def as_written(
-    profile: LayerProfile, cluster: AnyCluster, schedule: Schedule, constraints: Constraints = OPEN
+    profile: LayerProfile, cluster: AnyCluster, schedule: Schedule, constraints: Constraints
 ) -> Row | None:
     """The best candidate with the schedule that the step has itself, whether it fits in memory or not.
 
@@ -210,7 +209,6 @@ class _Heap:
                 self._push_policies(entry, is_short)
 
     def _push_policies(self, entry: _HeapEntry, is_short: bool) -> None:
-        """Adds the tried candidate with a policy for each stage, if it needs any or does not fit."""
         space, candidate = self._space, entry.candidate
         if entry.by_stage or not may_have_policies(space, candidate):
             return
@@ -218,8 +216,6 @@ class _Heap:
             self.push(entry.key, dataclasses.replace(candidate, remat=space.policies[0]), by_stage=True)
 
     def best_first(self) -> list[PricedCandidate]:
-        """The evaluations by missing memory, which is 0 for candidates that fit, then by the seconds."""
-
         def rank(evaluation: PricedCandidate) -> tuple[float, float]:
             return max(0.0, evaluation.missing_bytes(self._space.model.cluster)), evaluation.seconds
 
@@ -253,7 +249,7 @@ def _other_schedules(space: SearchSpace, ordered: list[PricedCandidate]) -> Iter
     unequal: dict[Any, PricedCandidate] = {}
     for evaluation in ordered:
         candidate = evaluation.candidate
-        if not _are_equal(candidate) and candidate.remat in space.policies:
+        if not _has_equal_groups(candidate) and candidate.remat in space.policies:
             unequal.setdefault((candidate.settings, candidate.submeshes), evaluation)
     for evaluation in [*unequal.values()][:MOST_UNEQUAL]:
         candidate, groups = evaluation.candidate, evaluation.candidate.submeshes
@@ -294,7 +290,7 @@ def _plain(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[Candi
         evaluation.candidate
         for evaluation in ordered
         if complexity(evaluation.candidate).unusual_schedule
-        and _are_equal(evaluation.candidate)
+        and _has_equal_groups(evaluation.candidate)
         and evaluation.candidate.remat in space.policies
     ]
     for candidate in unusual[:MOST_PLAIN]:
@@ -307,10 +303,8 @@ def _plain(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[Candi
 
 
 def _family(candidate: Candidate) -> tuple[str, float]:
-    """The family of the candidate's schedule, and the number of stages per group."""
     return family_of(candidate.schedule), candidate.schedule.num_stages / candidate.schedule.mpmd_dim
 
 
-def _are_equal(candidate: Candidate) -> bool:
-    """Whether the groups of each pool are equal."""
+def _has_equal_groups(candidate: Candidate) -> bool:
     return len(set(candidate.submeshes)) == len({submesh.pool for submesh in candidate.submeshes})

@@ -51,18 +51,15 @@ class SearchSpace:
 
     @functools.cached_property
     def devices(self) -> dict[str, int]:
-        """The number of devices of each pool."""
         cluster = self.model.cluster
         return {name: cluster.pool(name).num_devices for name in cluster.pool_names}
 
     @property
     def family(self) -> str | None:
-        """The family of schedules, if the family is fixed and the size is not."""
         return self.constraints.schedule if isinstance(self.constraints.schedule, str) else None
 
     @functools.cached_property
     def numbers_of_microbatches(self) -> list[int]:
-        """The numbers of microbatches that divide the rows of the batch."""
         if self.constraints.num_microbatches is not None:
             return [self.constraints.num_microbatches]
         return divisors(self.profile.rows)
@@ -91,14 +88,11 @@ class SearchSpace:
         return tuple(map(Submesh.of, self.constraints.submeshes))
 
     def of_groups(self, submesh: Submesh, groups: int) -> tuple[Submesh, ...]:
-        """The submesh of each group: the constraints' submesh for the group if they fix each, otherwise
-        ``submesh``."""
         if not isinstance(self.constraints.submesh, tuple):
             return (submesh,) * groups
         return tuple(dataclasses.replace(fixed, pool=submesh.pool) for fixed in self._fixed_submeshes)
 
     def fixed_submeshes(self, groups: int) -> Iterator[tuple[Submesh, ...]]:
-        """The submeshes that are fixed, in all pools that have enough devices."""
         fixed = self.of_groups(self.submeshes[0], groups)
         return self.in_pools(
             [[dataclasses.replace(submesh, pool=pool) for pool in self.devices] for submesh in fixed]
@@ -124,7 +118,6 @@ class SearchSpace:
         return extended(self.devices, 0)
 
     def largest(self, kind: Kind) -> int:
-        """The size that the number of devices along an axis has to divide."""
         return self.profile.largest(kind) or 1
 
     def _takes_devices(self, submesh: Submesh) -> bool:
@@ -136,8 +129,6 @@ class SearchSpace:
 
     @functools.cached_property
     def range_costs(self) -> Callable[[GroupSettings, Link], StageRangeCosts]:
-        """The costs of ranges of layers in a group, with messages over a link."""
-
         def of(group_settings: GroupSettings, link: Link) -> StageRangeCosts:
             table = self.model.table(group_settings)
             tasks = 1 + self.profile.has_backward
@@ -161,18 +152,15 @@ class SearchSpace:
         }
 
     def divides(self, submeshes: tuple[Submesh, ...], num_microbatches: int) -> bool:
-        """Whether the devices of each group divide the rows of a microbatch."""
         rows = self.profile.rows // num_microbatches
         return all(rows % submesh.data == 0 for submesh in submeshes)
 
     def divides_between_regions(self, submesh: Submesh, num_microbatches: int) -> bool:
-        """Whether a group's devices divide values between tensor-parallel regions along ``model``, too."""
         if self.profile.between == "sequence":
             return self.largest("sequence") % (submesh.sequence * submesh.model) == 0
         return self.profile.rows // num_microbatches % (submesh.data * submesh.model) == 0
 
     def sequence_parallel(self, submeshes: tuple[Submesh, ...], num_microbatches: int) -> list[bool]:
-        """The choices of ``sequence_parallel``: without several devices along ``model`` it means nothing."""
         can_be = (
             self.profile.can_be_sequence_parallel
             and any(submesh.model > 1 for submesh in submeshes)
@@ -248,7 +236,6 @@ class SearchSpace:
         )
 
     def schedule(self, family: str, num_stages: int, groups: int) -> Schedule | None:
-        """The schedule of a family and size, if the layers and the constraints allow one."""
         constraints = self.constraints
         allowed = constraints.num_stages in (None, num_stages) and constraints.groups in (None, groups)
         if not allowed or num_stages > len(self.profile.layers):
@@ -262,7 +249,6 @@ class SearchSpace:
 
 
 def divisors(number: int, most: float = math.inf) -> list[int]:
-    """All divisors that are not greater than ``most``, ascending."""
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     large = (number // divisor for divisor in small)
     return sorted(divisor for divisor in {*small, *large} if divisor <= most)

@@ -17,7 +17,6 @@ from mpmd.planner.search.search_space import SearchSpace
 
 
 def may_have_policies(space: SearchSpace, candidate: Candidate) -> bool:
-    """Whether a candidate has several groups, and the constraints leave their policies open."""
     return len(space.policies) > 1 and len(candidate.submeshes) > 1
 
 

@@ -43,7 +43,7 @@ MODEL = INNERMOST_FIRST.index("model")
 class LayerTable:
     """The costs of layers in a group, by the field names of ``LayerSeconds`` and ``LayerBytes``.
 
-    Seconds are those while no other group computes.
+    Seconds hold while no other group computes.
 
     Attributes:
       layers: the cost of each layer.
@@ -54,7 +54,6 @@ class LayerTable:
     until: Mapping[str, Array]
 
     def total(self, name: str) -> float:
-        """The sum of a cost over all layers."""
         return float(self.until[name][-1])
 
 
@@ -68,15 +67,12 @@ class CostModel:
         self._axis_costs: dict[DeviceRange, tuple[AxisCosts, ...]] = {}
 
     def task_overhead(self, pool: str, devices: int) -> float:
-        """The seconds that a task takes beside its computation on a group of a pool's devices."""
         return time_alone(self.cluster, devices) * self.cluster.pool(pool).task_overhead
 
     def arrays(self, group_settings: GroupSettings) -> LayerArrays:
-        """The numbers of layers as a group divides them."""
         return self._arrays[group_settings.sequence_parallel]
 
     def table(self, group_settings: GroupSettings) -> LayerTable:
-        """The costs of all layers in a group with these settings."""
         if group_settings not in self._tables:
             pool = self.cluster.pool(group_settings.pool)
             arrays = self.arrays(group_settings)
@@ -92,7 +88,6 @@ class CostModel:
     def group_settings(
         self, device_range: DeviceRange, candidate: Candidate, stage: int = 0
     ) -> GroupSettings:
-        """The settings of the group on ``device_range`` that runs stage ``stage`` of a candidate."""
         submesh = device_range.submesh
         return GroupSettings(
             submesh.sizes,
@@ -140,30 +135,25 @@ class Stages:
 
     @functools.cached_property
     def pools(self) -> list[Hardware]:
-        """The pool of each group."""
         return [self.model.cluster.pool(submesh.pool) for submesh in self.candidate.submeshes]
 
     @property
     def task_overheads(self) -> list[float]:
-        """For each stage, the seconds that a task takes beside its computation."""
         submeshes = (self.candidate.submeshes[home] for home in self.homes)
         return [self.model.task_overhead(submesh.pool, submesh.num_devices) for submesh in submeshes]
 
     @functools.cached_property
     def groups_at_once(self) -> float:
-        """The number of groups that can compute at once, as ``Costs.at_once`` has it."""
         devices = (device_range.num_devices for device_range in self.device_ranges)
         return float(groups_at_once(self.model.cluster, statistics.fmean(devices)))
 
     def totals(self, name: str) -> list[float]:
-        """For each stage, the sum of a cost over its layers."""
         return [
             float(table.until[name][stop] - table.until[name][first])
             for table, first, stop in zip(self.tables, self.firsts, self.stops, strict=True)
         ]
 
     def largest(self, name: str) -> list[float]:
-        """For each stage, the largest cost of a layer."""
         return [
             float(table.layers[name][first:stop].max())
             for table, first, stop in zip(self.tables, self.firsts, self.stops, strict=True)
@@ -228,7 +218,6 @@ class Stages:
 
     @functools.cached_property
     def stage_of(self) -> list[int]:
-        """The stage of each layer."""
         return [stage for stage, size in enumerate(self.candidate.layers_per_stage) for _ in range(size)]
 
     @functools.cached_property

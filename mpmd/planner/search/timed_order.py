@@ -31,7 +31,7 @@ class TimedOrder:
     The tasks of a stage take equally long on all slices of a microbatch.
     """
 
-    def __init__(self, tasks: TaskLists, homes: tuple[int, ...], slices: int = 1):
+    def __init__(self, tasks: TaskLists, homes: tuple[int, ...], slices: int):
         self._workload = schedule_workload(tasks, Costs(atomic=True), slices)
         cells = [cell.tasks for row in tasks for cell in row]
         stages = SliceNumbers(len(homes), slices)
@@ -71,7 +71,7 @@ class TimedOrder:
 
 @dataclasses.dataclass(frozen=True)
 class _TasksOfCells:
-    """The tasks of cells, or those whose values are in messages.
+    """The tasks of cells, or the tasks whose values are in messages.
 
     Attributes:
       types: the types of tasks of each kind of part.
@@ -90,7 +90,6 @@ class _TasksOfCells:
         return cls([*numbers], [numbers[types] for types in of_parts])
 
     def sums(self, amounts: Mapping[TaskType, float]) -> list[float]:
-        """For each part, the sum of its tasks' amounts; 0 for a type without one."""
         of_kind = [float(sum(amounts.get(task_type, 0.0) for task_type in types)) for types in self.types]
         return [of_kind[kind] for kind in self.kinds]
 
@@ -110,7 +109,6 @@ def _sent_values(
 
 
 def _reader(task: Task, homes: tuple[int, ...]) -> int | None:
-    """The group of the stage that reads the result of a task."""
     on_slice = SliceNumbers(len(homes)).stage_of(task.stage)
     stage = {"fwd": on_slice + 1, "bwd": on_slice - 1, "bwdA": on_slice - 1, "bwdW": -1}[task.kind]
     return homes[stage] if 0 <= stage < len(homes) else None

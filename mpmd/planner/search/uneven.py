@@ -26,7 +26,6 @@ MOST_LAYERS = 40
 """
 
 MOST_UNITS = 32
-"""The most units in which devices are assigned to groups."""
 
 MOST_STAGES = 32
 OPTIONS_PER_SIZE = 2
@@ -50,7 +49,7 @@ class _SubmeshOption:
 
 
 def uneven_submeshes(
-    space: SearchSpace, candidate: Candidate, policies: Sequence[tuple[Remat, ...]] = ()
+    space: SearchSpace, candidate: Candidate, policies: Sequence[tuple[Remat, ...]]
 ) -> list[tuple[float, tuple[Submesh, ...]]]:
     """The most promising submeshes of groups of different sizes, for different numbers of groups; each with
     the seconds that a step takes at least, the shortest step first.

@@ -44,7 +44,6 @@ def advice_on_slices(profile: LayerProfile, cluster: AnyCluster, rows: Iterable[
 
 
 def _with_slices(model: CostModel, candidate: Candidate) -> Iterator[PricedCandidate]:
-    """A candidate with each number of slices that cuts its sequences evenly."""
     stages, groups = candidate.schedule.num_stages, candidate.schedule.mpmd_dim
     if stages % groups or not model.profile.has_backward or model.profile.slices > 1:
         return

@@ -194,7 +194,6 @@ class _Equations:
             self._add_products_and_sums(eqn, read, accumulators)
 
     def work(self) -> DeviceWork:
-        """The sum over all equations."""
         works = [*map(self._of, self._eqns, self._fusions.reads, self._arounds)]
         most = self._fusions.most_held(self._kept, self._bytes, (work.temporaries for work in works))
         merged = {

@@ -19,7 +19,7 @@ class MovingConstraints(NamedTuple):
 
     Attributes:
       gathers: the results of constraints that gather, with their operands.
-      scatters: sums of which a constraint makes each device have its part, with the parts.
+      scatters: sums that a constraint scatters over devices, with the parts.
     """
 
     gathers: dict[Var, Var]

@@ -18,7 +18,7 @@ from mpmd.ir.plan import Aval, ConstantLeaf, Executable, Free, InputLeaf, Name, 
 
 
 class Positions(NamedTuple):
-    """Positions of inputs and of outputs of an executable."""
+    """Indices into an executable's inputs and outputs."""
 
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
@@ -27,9 +27,7 @@ class Positions(NamedTuple):
 NO_POSITIONS = Positions()
 
 
-def kernel_residuals(
-    plan: Plan, jaxprs: Mapping[str, Jaxpr], flash_attention: bool = False
-) -> dict[str, Positions]:
+def kernel_residuals(plan: Plan, jaxprs: Mapping[str, Jaxpr], flash_attention: bool) -> dict[str, Positions]:
     """Returns the positions of residuals of flash attention among the inputs and outputs of executables.
 
     A value is a residual if attention computes it in one task, and only attention reads it in later tasks.
@@ -38,7 +36,7 @@ def kernel_residuals(
       jaxprs: the jaxpr of each executable, by name.
       flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
     """
-    positions = {name: within_calls(jaxpr, flash_attention) for name, jaxpr in jaxprs.items()}
+    positions = {name: _within_calls(jaxpr, flash_attention) for name, jaxpr in jaxprs.items()}
     if not any(positions_of.outputs for positions_of in positions.values()):
         return {}
     same: DisjointSets[Hashable] = DisjointSets()
@@ -75,7 +73,7 @@ def _elsewhere(plan: Plan) -> Iterator[tuple[int, Name]]:
             yield from ((mpmd_idx, leaf.name) for mpmd_idx in leaf.mpmd_idxs)
 
 
-def within_calls(jaxpr: Jaxpr, flash_attention: bool = False) -> Positions:
+def _within_calls(jaxpr: Jaxpr, flash_attention: bool) -> Positions:
     """The inputs that flash attention alone reads, and the results that it alone makes and reads."""
     flat = FlatEquations(flash_attention=flash_attention)
     operations = flat.add(jaxpr.eqns)
@@ -95,7 +93,6 @@ def within_calls(jaxpr: Jaxpr, flash_attention: bool = False) -> Positions:
     }
 
     def within(var: object) -> Value | None:
-        """The value of a variable, if it is an array of flash attention alone."""
         if not isinstance(var, Var) or not var.aval.shape:  # type: ignore[attr-defined]
             return None
         value = same.find(flat.value(var))

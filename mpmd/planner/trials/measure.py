@@ -37,7 +37,6 @@ STEADY = 0.95
 """A call that takes more than this share of the time of the quickest one before it is no warm-up."""
 
 Axes = Mapping[str, int]
-"""The axes of a submesh with their sizes."""
 
 Result = TypeVar("Result")
 
@@ -134,8 +133,6 @@ def _check(program: Program, axes: Sequence[Mapping[str, int]], available: int) 
 
 
 class _Bench:
-    """Compiles executables and times them."""
-
     def __init__(self, axes: Sequence[Axes], devices: Sequence[jax.Device]):
         self._axes, self._devices = axes, devices
         self.memory: dict[str, ExecutableMemory] = {}
@@ -148,13 +145,11 @@ class _Bench:
     def choose_specs(
         self, mpmd_idx: int, executable: Executable, function: Function
     ) -> Future[tuple[Spec, ...]]:
-        """The output specs of an executable, of which XLA chooses the open ones."""
         future: Future[tuple[Spec, ...]] = Future()
         future.set_result(compile_with_open_specs(executable, function, self._submesh(mpmd_idx))[1])
         return future
 
     def times(self, program: Program, seconds: float) -> dict[tuple[int, str], float]:
-        """The seconds of each executable on each group."""
         times: dict[tuple[int, str], float] = {}
         for mpmd_idx in range(len(self._axes)):
             if not _take_over(times, mpmd_idx, program.plan, self._axes):
@@ -216,7 +211,6 @@ def warm_up(call: Callable[[], float]) -> None:
 
 
 def repeat(call: Callable[[], Result], seconds: float) -> list[Result]:
-    """Calls for about ``seconds``, ``LEAST_CALLS`` times at least. Returns the results in order."""
     results, end = list[Result](), time.perf_counter() + seconds
     while len(results) < LEAST_CALLS or time.perf_counter() < end:
         results.append(call())

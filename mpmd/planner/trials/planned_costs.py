@@ -63,7 +63,7 @@ def all_reduce_seconds(work: DeviceWork, pool: Hardware, device_range: DeviceRan
     """
     seconds = 0.0
     for axis, costs in zip(INNERMOST_FIRST, axis_costs(pool, device_range), strict=True):
-        if device_range.submesh.get(axis, 1) == 1:
+        if device_range.submesh[axis] == 1:
             continue
         all_reduces = work.all_reduces.get(axis, NO_ALL_REDUCES)
         nbytes, number = all_reduces.merged(pool.merges_all_reduces)
@@ -92,7 +92,6 @@ def longest_all_reduces(
 
 
 def edge_links(cluster: AnyCluster, device_ranges: Sequence[DeviceRange]) -> dict[Edge, Link]:
-    """The link of each edge."""
     return {
         (source, target): group_link(cluster, device_ranges[source], device_ranges[target])
         for source, target in itertools.permutations(range(len(device_ranges)), 2)

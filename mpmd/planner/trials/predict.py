@@ -17,7 +17,7 @@ def predict(
     plan: Plan,
     topology: Topology | MessageBytes,
     arrivals: Mapping[tuple[tuple[int, int], int], EarliestArrival],
-    updated: Collection[int],
+    updated: Collection[Name],
     costs: Costs,
     source: str,
     reducing: float = 0.0,
@@ -30,7 +30,7 @@ def predict(
     Args:
       topology: the topology of its groups, or the bytes of its messages, as ``simulate`` takes them.
       arrivals: when its messages can be there, as ``mpmd.verify.verify`` says.
-      updated: the positions of the arguments that the step returns updated.
+      updated: the names of the arguments that the step returns updated.
       costs: of its tasks and links, in seconds.
       source: where they come from.
       reducing: the seconds of a step that go into all-reduces and gathered weights.
@@ -39,8 +39,7 @@ def predict(
       capacities: the bytes that a device of each group has; by default all have the same.
     """
     simulation = simulate(plan, costs, topology=topology)
-    names = {leaf.name for i, leaf in enumerate(plan.inputs) if i in updated and leaf.name}
-    memories = memories_of(plan, arrivals, holding, names)
+    memories = memories_of(plan, arrivals, holding, updated)
     missing = [
         memory.peak_bytes - capacity
         for memory, capacity in zip(memories, capacities or (0.0,) * len(memories), strict=True)
@@ -51,7 +50,7 @@ def predict(
         bubble=simulation.bubble,
         # A step that only hands on its arguments takes no time.
         communication=reducing / simulation.makespan if simulation.makespan else 0.0,
-        memory=memory_of_group(plan, worst, memories[worst], names, computed_weights),
+        memory=memory_of_group(plan, worst, memories[worst], updated, computed_weights),
         stage_seconds=stage_seconds(plan, costs),
         source=source,
     )
@@ -71,7 +70,7 @@ def memories_of(
 def stage_seconds(plan: Plan, costs: Costs) -> tuple[float, ...]:
     """The seconds of all tasks of each stage, for one microbatch with all its slices.
 
-    Where groups share cores, they are those while no other group computes.
+    Where groups share cores: the seconds while no other group computes.
     """
     cells = {
         types_of(run.task)

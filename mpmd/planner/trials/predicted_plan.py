@@ -69,7 +69,6 @@ class _Predictions:
         self.work: dict[Variant, DeviceWork] = {}
 
     def residuals(self, variant: Variant) -> Positions:
-        """The residuals of kernels that an executable makes or reads."""
         return self._residuals.get(variant[0], NO_POSITIONS)
 
     def compile(self, mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:

@@ -43,24 +43,17 @@ class Realized:
     plan: Plan
     costs: Costs
     prediction: Prediction
-    message_bytes: MessageBytes | None = None
+    message_bytes: MessageBytes
 
     @functools.cached_property
     def size(self) -> int:
-        """The number of instructions of all groups."""
         return sum(len(program.instructions) for program in self.plan.programs)
 
     def simulation(self) -> Simulation:
-        """The times of the tasks of each group."""
         return simulate(self.plan, self.costs, topology=self.message_bytes)
 
 
 def decisions_of(candidate: Candidate, profiles: Sequence[LayerProfile]) -> Decisions:
-    """The decisions under which a step is traced for a candidate.
-
-    Args:
-      profiles: of the step's loops.
-    """
     of_loops, number = {}, None
     for loop, profile in zip(candidate.loops, profiles, strict=True):
         if profile.decision_index is None:
@@ -94,12 +87,10 @@ def sequence_parallel_of(candidate: Candidate, profiles: Sequence[LayerProfile])
 
 
 def submeshes_of(candidate: Candidate) -> list[dict[str, int]]:
-    """The shape of each group's submesh, with all axes."""
     return [{axis: submesh[axis] for axis in AXES} for submesh in candidate.submeshes]
 
 
 def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> Realized:
-    """The plan of a candidate with its costs by the work of the plan's equations."""
     device_ranges = device_ranges_of(candidate.submeshes)
     predicted = predicted_plan(step.compiled.program, cluster.flash_attention)
     seconds = task_seconds(predicted.plan, predicted.work, cluster, device_ranges)
@@ -148,8 +139,8 @@ def _realized(
     )
     sent = message_bytes(plan, cluster, device_ranges)
     compiled = step.compiled
-    updated = {argument for argument, _ in compiled.step.fed_back}
-    names = {leaf.name for i, leaf in enumerate(plan.inputs) if i in updated and leaf.name}
+    fed_back = {argument for argument, _ in compiled.step.fed_back}
+    updated = {leaf.name for i, leaf in enumerate(plan.inputs) if i in fed_back and leaf.name}
     prediction = predict(
         plan,
         sent,
@@ -159,7 +150,7 @@ def _realized(
         source,
         reducing,
         holding=cluster.holding,
-        computed_weights=weights_before_loops(compiled.program, names),
+        computed_weights=weights_before_loops(compiled.program, updated),
         capacities=[cluster.pool(device_range.submesh.pool).memory for device_range in device_ranges],
     )
     return Realized(step, plan, costs, prediction, sent)

@@ -61,7 +61,6 @@ class Rehearsal:
         self._results: list[jax.Array] = []
 
     def step(self) -> list[tuple[str, Event]]:
-        """Runs a step; returns its tasks in order, each with the name of its executable."""
         inputs = jax.block_until_ready(self._inputs())
         recording = Recording(time.perf_counter_ns())
         with jax.debug_nans(False), jax.debug_infs(False):  # arbitrary values may make some
@@ -91,7 +90,6 @@ class Rehearsal:
 
 
 def _is_like(array: jax.Array, aval: Aval, sharding: jax.sharding.Sharding) -> bool:
-    """Whether an array has the shape, the dtype and the sharding."""
     is_of_aval = (array.shape, array.dtype) == (aval.shape, jnp.dtype(aval.dtype))
     return is_of_aval and array.sharding.is_equivalent_to(sharding, array.ndim)
 

@@ -36,7 +36,6 @@ class StepArguments:
 
 
 def step_arguments(step: CutStep) -> StepArguments:
-    """The facts about a step's arguments."""
     leaves = step.argument_leaves
     leaf_of = [position for position, leaf in enumerate(leaves) for _ in leaf.names]
     variables = [argument.var for argument in step.arguments]
@@ -64,7 +63,7 @@ def step_arguments(step: CutStep) -> StepArguments:
 
 
 def _read_by_loop(step: CutStep) -> set[Var]:
-    """The variables that loops read, and those from which they are computed before the loops."""
+    """The variables that loops read, and the variables from which equations before the loops compute them."""
     read: set[Var] = {var for loop in step.loops for var in free_variables(loop.eqns)}
     for eqn in reversed(tuple(itertools.chain(*step.outside[:-1]))):
         if not read.isdisjoint(eqn.outvars):

@@ -82,7 +82,6 @@ class StepSpec:
 
     @functools.cached_property
     def function(self) -> Callable:
-        """The step, of the arguments that are not static."""
         return self.call.function(self.step)
 
     @property

@@ -35,7 +35,6 @@ class DeviceWork:
     accumulated: float = 0.0
 
     def __add__(self, other: DeviceWork) -> DeviceWork:
-        """The work of two tasks, one after the other."""
         return DeviceWork(
             self.operations + other.operations,
             self.nbytes + other.nbytes,
@@ -53,7 +52,6 @@ class DeviceWork:
         )
 
     def times(self, count: int) -> DeviceWork:
-        """The work of ``count`` repetitions, one after the other."""
         return dataclasses.replace(
             self,
             operations=count * self.operations,
