@@ -68,18 +68,10 @@ def check_cut_step(step: CutStep) -> None:
 
 
 def check_task_graph(graph: TaskGraph) -> None:
-    """Checks the canonical form, what work reads and makes, and what updates accumulators.
-
-    Raises: ``AssertionError`` with every fault.
-    """
     _raise("task graph", graph, list(_task_graph_faults(graph)))
 
 
 def check_sharded_graph(sharded: ShardedGraph) -> None:
-    """Checks the task graph, and that accumulators keep their shape, dtype and spec.
-
-    Raises: ``AssertionError`` with every fault.
-    """
     faults = [*_task_graph_faults(sharded.graph), *_changing_accumulators(sharded)]
     _raise("sharded graph", sharded, faults)
 
@@ -127,13 +119,10 @@ def _changing_state(
 
 
 def _outer(step: CutStep) -> list[Var]:
-    """The values that exist before the step."""
     return [*(argument.var for argument in step.arguments), *(constant.var for constant in step.constants)]
 
 
 class _Definitions:
-    """The variables that are defined so far."""
-
     def __init__(self, defined: Iterable[Var]):
         self.defined: set[Var] = set(defined)
         self.faults: list[str] = []
@@ -228,7 +217,6 @@ def _wrong_work(graph: TaskGraph) -> Iterator[str]:
 
 
 def _wrong_reads_and_makes(member: StageWork, readers: Mapping[Var, int]) -> Iterator[str]:
-    """Whether ``reads`` and ``makes`` are what the equations say."""
     scope = _Definitions(member.reads)
     scope.run(member.eqns)
     yield from (f"{member.work}: {fault}" for fault in scope.faults)
@@ -287,7 +275,6 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
 
 
 def _too_early(placed: PlacedGraph) -> Iterator[str]:
-    """Yields the equations that run before groups can have their operands."""
     makers: dict[Var, PlacedEqn] = {}
     step = placed.graph.step
     results = {a.result: step.loop_of(a.work.stage) + 1 for a in placed.graph.accumulators}

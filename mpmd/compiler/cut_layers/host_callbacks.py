@@ -40,12 +40,10 @@ Position = tuple[int | None, ...]
 
 
 def with_host_callbacks(jaxpr: Jaxpr) -> Jaxpr:
-    """The step with a ``callback_p`` equation for each callback that gives nothing back."""
     return with_eqns(jaxpr, _lifted(jaxpr, ())) if any(eqn.effects for eqn in jaxpr.eqns) else jaxpr
 
 
 def has_callback(eqn: JaxprEqn) -> bool:
-    """Whether a callback that may give nothing back is inside what the equation calls."""
     return bool(eqn.effects) and any(
         one.primitive.name in GIVING_NOTHING_BACK for one in all_eqns([eqn]) if one is not eqn
     )
@@ -82,7 +80,6 @@ def _host_callback(eqn: JaxprEqn, position: Position) -> JaxprEqn:
 
 
 def _opened(body: Jaxpr, path: Position) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations of a body without callbacks, and the callbacks."""
     eqns = _lifted(body, path)
     callbacks = [eqn for eqn in eqns if eqn.primitive is callback_p]
     return [eqn for eqn in eqns if eqn.primitive is not callback_p], callbacks

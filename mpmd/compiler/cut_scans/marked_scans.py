@@ -104,7 +104,6 @@ def _marked_carry(params: Mapping[str, Any], marks: Sequence[tuple[JaxprEqn, Mar
 
 
 def _not_carried(line: str, has_carry: bool) -> str:
-    """The fault of a mark whose result its scan does not carry, and the remedy."""
     if has_carry:
         return (
             f"mark_stage_end at {line} is in a scan that does not carry what it returns to the next "

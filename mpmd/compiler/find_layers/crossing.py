@@ -79,6 +79,5 @@ class Crossing:
         return [self.bytes_at(position) for position in range(start, stop + 1)]
 
     def at(self, position: int) -> list[Var]:
-        """The values handed over before an equation, in the order in which they are read first."""
         indices = np.flatnonzero((self._made_at < position) & (position <= self._last_read))
         return [self._vars[i] for i in indices]

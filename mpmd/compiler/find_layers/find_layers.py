@@ -150,7 +150,6 @@ class _Finder:
             yield from (dataclasses.replace(run, start=start + run.start) for run in runs)
 
     def _of_blocks(self) -> Iterator[LayerEnd]:
-        """The ends of blocks: between iterations of scans, and between repeated parts."""
         for i in self._scans:
             yield from (LayerEnd(i, done) for done in range(self._eqns[i].params["length"]))
             yield LayerEnd(i + 1)
@@ -158,7 +157,6 @@ class _Finder:
             yield from map(LayerEnd, run.ends)
 
     def _of_the_rest(self) -> Iterator[LayerEnd]:
-        """The ends of parts of the equations that are in no block."""
         blocks = sorted((*self.scan_ranges, *self.run_ranges))
         for start, stop in _gaps(blocks, len(self._eqns)):
             for position in best_pieces(
@@ -185,7 +183,6 @@ class _Finder:
         return next(work for (work, _), total in zip(of_blocks, passed, strict=True) if total >= half)
 
     def _usual_leaving(self) -> float | None:
-        """The median of the bytes that blocks hand over; ``None`` without blocks."""
         leaving = [self._leaving(end) for end in self._of_blocks()]
         return statistics.median(leaving) if leaving else None
 

@@ -77,7 +77,6 @@ class MarkedRun:
         return self._read(self._jaxpr.outvars)
 
     def _edges(self) -> list[int]:
-        """The positions where a stage, a function under ``jax.checkpoint`` or a cut scan begins or ends."""
         count = len(self._jaxpr.eqns)
         edges = {0, count}
         for end in (*self._stage_ends, *self._remat):
@@ -129,11 +128,9 @@ class MarkedRun:
         self._values.update(zip(eqn.outvars, results, strict=True))
 
     def _options(self, end: LayerEnd) -> RematOptions | None:
-        """The options of the layer that contains the equations before ``end``."""
         return self._remat[min(other for other in self._remat if other >= end)]
 
     def _ranges(self, scan: JaxprEqn, position: int) -> list[tuple[int, RematOptions | None]]:
-        """The options of iterations of a scan, each with the iteration behind the last one."""
         length = scan.params["length"]
         ends = (*(LayerEnd(position, done) for done in range(1, length)), LayerEnd(position + 1))
         groups = itertools.groupby(enumerate(map(self._options, ends), 1), key=lambda each: each[1])

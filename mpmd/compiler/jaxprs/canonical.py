@@ -42,7 +42,6 @@ _BODIES = {
     "remat2": ("jaxpr",),
     "treduce": ("body",),
 }
-"""The parameters that are bodies."""
 
 _WITH_OWN_VARIABLES = ("cond", "treduce")
 
@@ -107,7 +106,6 @@ _CALLS: Mapping[str, Callable[[JaxprEqn], ClosedJaxpr]] = {
     "custom_linear_solve": _solution,
     "call_hi_primitive": expanded,
 }
-"""The functions that primitives only call."""
 
 
 def _bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
@@ -119,7 +117,6 @@ def _bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
 
 
 def _written(function: ClosedJaxpr, scope: _Scope) -> tuple[Jaxpr, Constants]:
-    """The canonical form of a function in a scope of its own."""
     jaxpr = function.jaxpr
     renamed: dict[Var, Atom] = scope.constants_of(function)
     invars = [scope.own(var, renamed) for var in jaxpr.invars]
@@ -150,7 +147,6 @@ class _Scope(Inliner):
         self._is_body = is_body
 
     def own(self, var: Var, renamed: dict[Var, Atom]) -> Var:
-        """The variable of this scope for ``var``, which is noted if it is another one."""
         if not self._own_variables:
             return var
         renamed[var] = new = Var(var.aval)
@@ -167,7 +163,6 @@ class _Scope(Inliner):
         super().append(self._with_bodies(eqn))
 
     def _as_sharded(self, call: JaxprEqn, atoms: Iterable[Atom], name: str) -> list[Atom]:
-        """Operands or results of a call, with a constraint for those whose sharding it says."""
         shardings = call.params.get(name, ()) if self._is_body else ()
         values = list(atoms)
         for i, sharding in enumerate(shardings):
@@ -185,7 +180,6 @@ class _Scope(Inliner):
         return self._known[key][1]
 
     def _with_bodies(self, eqn: JaxprEqn) -> JaxprEqn:
-        """The equation with canonical bodies, whose constants are among its operands."""
         if eqn.primitive.name not in _BODIES:
             return eqn
         before = _bodies_of(eqn)

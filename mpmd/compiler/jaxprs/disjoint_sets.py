@@ -35,7 +35,6 @@ class DisjointSets(Generic[T]):
                 self._above[self.find(member)] = first
 
     def representatives(self) -> dict[T, T]:
-        """Maps each member that was looked up or joined to the representative of its set."""
         return {member: self.find(member) for member in list(self._above)}
 
     def sets(self) -> list[list[T]]:

@@ -41,8 +41,6 @@ class KernelCall(NamedTuple):
 
 
 class Around(NamedTuple):
-    """The surroundings of an equation: its kernel, and whether they are of a backward."""
-
     kernel: KernelCall | None = None
     is_backward: bool = False
 
@@ -51,7 +49,6 @@ NOTHING_AROUND = Around()
 
 
 def kernel_of(eqn: JaxprEqn) -> Kernel | None:
-    """The kernel that a ``jax.checkpoint`` is; ``None`` for other equations."""
     policy = eqn.params.get("policy")
     return policy if isinstance(policy, Kernel) else None
 
@@ -78,7 +75,6 @@ def kernel_around(eqn: JaxprEqn, around: Around, flash_attention: bool = False) 
 
 
 def _is_attention(eqn: JaxprEqn) -> bool:
-    """Whether ``jax.nn.dot_product_attention`` has made an equation."""
     traceback = eqn.source_info.traceback
     return traceback is not None and any(
         frame.function_name == "dot_product_attention" and frame.file_name.startswith(_JAX_NN)

@@ -32,7 +32,6 @@ from mpmd.compiler.jaxprs.indexed_dimensions import gather_dimensions, gather_pa
 from mpmd.compiler.jaxprs.products import product_dimensions, ragged_product_dimensions
 
 FindDimensions = Callable[[JaxprEqn], Iterable[CommonDimension]]
-"""Lists the dimensions that an equation's operands and results have in common."""
 
 PartParams = Callable[[JaxprEqn, CommonDimension, int], Mapping[str, Any]]
 
@@ -55,7 +54,6 @@ class Rule:
 
 
 def common_dimensions(eqn: JaxprEqn) -> Iterable[CommonDimension]:
-    """All dimensions that an equation's operands and results have in common, each once."""
     rule = RULES.get(eqn.primitive.name)
     return rule.dimensions(eqn) if rule else ()
 
@@ -95,7 +93,6 @@ def _in_place(eqn: JaxprEqn) -> Iterator[CommonDimension]:
 
 
 def part_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
-    """The parameters that differ in a part of an equation, of ``size`` elements along an exact dimension."""
     rule = RULES.get(eqn.primitive.name)
     return rule.part_params(eqn, dimension, size) if rule else {}
 
@@ -104,8 +101,6 @@ def part_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping
 
 
 def _shape_param(name: str) -> PartParams:
-    """Sets the parameter ``name`` to the shape of the result's part."""
-
     def params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
         shape = list(eqn.params[name])
         shape[dimension.outs[0]] = size
@@ -286,7 +281,6 @@ def _iota(eqn: JaxprEqn) -> Iterator[CommonDimension]:
 
 
 def _stack(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """All dimensions but the new one."""
     new = eqn.params["axis"]
     for d in range(len(shape_of(eqn.invars[0]))):
         yield CommonDimension(dict.fromkeys(range(len(eqn.invars)), d), {0: d + (d >= new)})
@@ -385,4 +379,3 @@ RULES: Mapping[str, Rule] = {
     # Of loops.
     "scan": Rule(_scan, _scan_params),
 }
-"""For each primitive, by name."""

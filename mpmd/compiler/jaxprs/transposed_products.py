@@ -53,7 +53,6 @@ def _exchanges(transposition: JaxprEqn, product: JaxprEqn) -> bool:
 
 
 def _exchanged(product: JaxprEqn, transposition: JaxprEqn) -> JaxprEqn:
-    """Returns the product with its operands exchanged, which is the transposed product."""
     contracted, batched = product.params["dimension_numbers"]
     params = {
         **product.params,
@@ -77,7 +76,6 @@ def _exchanged_precision(precision: Any) -> Any:
 
 
 def _transposed(sharding: NamedSharding | None, permutation: Sequence[int]) -> NamedSharding | None:
-    """The sharding of a transposed array; ``None`` if the product's ``out_sharding`` is open."""
     if sharding is None:
         return None
     spec = sharding.spec

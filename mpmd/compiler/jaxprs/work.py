@@ -19,7 +19,6 @@ PRODUCTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated
 
 
 def has_product(eqn: JaxprEqn) -> bool:
-    """Whether there is a matrix product or a convolution in an equation."""
     return any(
         one.primitive.name in PRODUCTS or attention_operations(one) is not None for one in all_eqns([eqn])
     )

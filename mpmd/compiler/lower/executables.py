@@ -101,7 +101,6 @@ class ExecutableTable:
 
 
 def python_calls(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
-    """The callbacks into Python among equations, at any depth, each with the user's line."""
     return (
         f"{eqn.primitive} at {where(eqn)}" for eqn in all_eqns(eqns) if eqn.primitive.name in PYTHON_CALLS
     )

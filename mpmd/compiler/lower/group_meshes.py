@@ -56,7 +56,6 @@ class GroupMeshes:
         return with_params(eqn, (Jaxpr, AbstractMesh, NamedSharding), changed)
 
     def _on_group(self, eqn: JaxprEqn, value: Any, mpmd_idx: int) -> Any:
-        """The mesh or sharding that takes the place of an equation's on a group."""
         submesh = self.submeshes[mpmd_idx]
         mesh = value.mesh if isinstance(value, NamedSharding) else value
         if not isinstance(mesh, AbstractMesh) or mesh.shape == submesh.shape or mesh.empty:

@@ -341,5 +341,4 @@ class _Placer:
 
 
 def _repeats(eqn: JaxprEqn) -> bool:
-    """Whether the equation makes a larger array of the elements of a smaller one."""
     return eqn.primitive.name == "broadcast_in_dim" and size(eqn.outvars[0]) > size(eqn.invars[0])

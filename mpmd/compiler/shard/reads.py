@@ -36,7 +36,6 @@ class LoopReads(NamedTuple):
 
 
 def loop_reads(graph: TaskGraph) -> LoopReads:
-    """The reads of outer values by the equations of each stage's work."""
     indices = {loop.index for loop in graph.step.loops}
     outside = [*(a.var for a in graph.step.arguments), *(c.var for c in graph.step.constants)]
     outside += makers_of(graph.outer)

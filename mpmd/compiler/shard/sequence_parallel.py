@@ -111,7 +111,6 @@ class _ConstraintWriter:
         return known
 
     def rewritten(self, eqns: Sequence[JaxprEqn], known: Known) -> list[JaxprEqn]:
-        """Equations with constraints; ``known`` has the facts about all their values."""
         gathered: dict[Var, Var] = {}
         written: list[JaxprEqn] = []
         for eqn in eqns:
@@ -130,7 +129,6 @@ class _ConstraintWriter:
         return written
 
     def _scattered(self, eqn: JaxprEqn, known: Known) -> list[JaxprEqn]:
-        """The equation, with constraints that shard its results that are residuals."""
         results = {var: Var(var.aval) for var in eqn.outvars if self._is_residual(var, known)}
         outvars = [results.get(var, var) for var in eqn.outvars]
         constraints = [
@@ -139,7 +137,6 @@ class _ConstraintWriter:
         return [eqn.replace(outvars=outvars), *constraints]
 
     def _with_body(self, eqn: JaxprEqn, known: Known) -> JaxprEqn:
-        """A scan or a rematerialised function with constraints inside; other bodies stay as they are."""
         inside = follow_inside(eqn, [sharded(atom, known) for atom in eqn.invars], self._mesh)
         if inside is None:
             return eqn

@@ -92,7 +92,6 @@ def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
 
 
 def _without_dead(eqns: dict[TaskType, Eqns], results: Set[Var]) -> dict[TaskType, Eqns]:
-    """Returns the work without equations whose results are never read."""
     alive: dict[TaskType, Eqns] = {}
     read_later = set(results)
     for work in reversed(eqns):

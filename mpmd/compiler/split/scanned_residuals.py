@@ -71,13 +71,11 @@ class ForwardScans:
             self.rows |= scan.rows
 
     def sources(self, row: ScanRow) -> list[Node]:
-        """Returns the operands from which the body of the row's scan computes it."""
         scan = self._scans[row.scan]
         nodes = (scan.node(atom) for atom in operands(scan.maker[row.var]))
         return [node for node in nodes if node is not None]
 
     def is_cheap(self, row: ScanRow) -> bool:
-        """Whether making a value once more costs less than to write and read it."""
         scan = self._scans[row.scan]
         maker = scan.maker.get(row.var)
         return maker is not None and row.var not in scan.choices and is_cheaper_than_memory(maker)
@@ -220,7 +218,6 @@ class _Again:
 
 
 def _read_by_rows(eqns: Eqns) -> set[Var]:
-    """Returns the stacks that scans read row by row and that no equation reads as a whole."""
     by_rows: set[Var] = set()
     otherwise: set[Var] = set()
     for eqn in eqns:
@@ -234,5 +231,4 @@ def _read_by_rows(eqns: Eqns) -> set[Var]:
 
 
 def _is_open(eqn: JaxprEqn) -> bool:
-    """Whether the equation is a scan without effects, which may be rewritten."""
     return eqn.primitive is scan_p and not eqn.effects

@@ -82,7 +82,6 @@ def _structure_of(tree: Any) -> tuple[Any, tuple]:
 
 
 def _children(tree: Any) -> list[Any]:
-    """The direct parts of a pytree node; none of a leaf."""
     children = jax.tree.flatten(tree, is_leaf=lambda node: node is not tree)[0]
     return [child for child in children if child is not tree]
 

@@ -169,7 +169,6 @@ class OverSubmeshes:
         return after
 
     def _constrained(self, eqn: JaxprEqn, sharding: NamedSharding, value: Atom, result: Var) -> JaxprEqn:
-        """A sharding constraint that stands where ``eqn`` was."""
         left = PartitionSpec.UNCONSTRAINED if _other_axes(sharding.mesh) else None
         entries = [*sharding.spec, *[None] * (len(shape_of(result)) - len(sharding.spec))]
         spec = PartitionSpec(*(left if entry is None else entry for entry in entries))
