@@ -94,6 +94,5 @@ def _of_ranges(
 
 
 def _fits(spec: Spec, argument: Argument, there: Placement, submeshes: Sequence[AbstractMesh]) -> bool:
-    """Whether the spec divides an argument on the groups that hold it; on all groups if none does."""
     groups = [submeshes[group] for group in there.mpmd_idxs] or submeshes
     return not any(any(indivisible(spec, shape_of(argument.var), submesh.shape)) for submesh in groups)

@@ -57,7 +57,7 @@ def check_cut_step(step: CutStep) -> None:
     arguments, results = ([member.var for member in each] for each in (step.arguments, step.results))
     faults = [
         *canonical_faults(itertools.chain(outside, *(loop.eqns for loop in step.loops))),
-        *_undefined(_outer(step), parts, results),
+        *_undefined(_arguments_and_constants(step), parts, results),
         *_marks_outside(outside),
         *_marks_of_other_stages(step),
         *_changing_state(step.fed_back, [a.path for a in step.arguments], arguments, results),
@@ -118,7 +118,7 @@ def _changing_state(
             yield f"{paths[i]} is {argument}, but its next value is {result}"
 
 
-def _outer(step: CutStep) -> list[Var]:
+def _arguments_and_constants(step: CutStep) -> list[Var]:
     return [*(argument.var for argument in step.arguments), *(constant.var for constant in step.constants)]
 
 
@@ -178,7 +178,7 @@ def _task_graph_faults(graph: TaskGraph) -> Iterator[str]:
 
 def _undefined_outside(graph: TaskGraph) -> list[str]:
     step, scope = graph.step, _Definitions([])
-    scope.define(_outer(step), "an argument or constant")
+    scope.define(_arguments_and_constants(step), "an argument or constant")
     scope.define(dict.fromkeys(a.result for a in graph.accumulators), "an accumulator")
     scope.run(graph.outer)
     scope.read((result.var for result in step.results), "a result")
@@ -198,7 +198,7 @@ def _indices(graph: TaskGraph) -> set[Var]:
 
 
 def _wrong_work(graph: TaskGraph) -> Iterator[str]:
-    known = {*_outer(graph.step), *makers_of(graph.outer)}
+    known = {*_arguments_and_constants(graph.step), *makers_of(graph.outer)}
     known |= {*_indices(graph), *(accumulator.result for accumulator in graph.accumulators)}
     states = {(a.state, a.work) for a in graph.accumulators}
     readers: collections.Counter[Var] = collections.Counter()

@@ -298,11 +298,7 @@ def _loop_lines(loop: Loop, names: Names, number: str = "") -> list[str]:
 
 
 def _result_lines(names: Names, results: Iterable[tuple[str, Atom]], next_of: Mapping[int, str]) -> list[str]:
-    """A line for each result.
-
-    Args:
-      next_of: for positions of results that a next step takes, the paths of its arguments.
-    """
+    """``next_of`` has, for the positions of results that the next step takes, the paths of its arguments."""
     return [
         f"result{path} = {names.of(atom)}" + (f"    # the next {next_of[i]}" if i in next_of else "")
         for i, (path, atom) in enumerate(results)

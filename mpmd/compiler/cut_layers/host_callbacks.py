@@ -43,7 +43,7 @@ def with_host_callbacks(jaxpr: Jaxpr) -> Jaxpr:
     return with_eqns(jaxpr, _lifted(jaxpr, ())) if any(eqn.effects for eqn in jaxpr.eqns) else jaxpr
 
 
-def has_callback(eqn: JaxprEqn) -> bool:
+def _has_callback_inside(eqn: JaxprEqn) -> bool:
     return bool(eqn.effects) and any(
         one.primitive.name in GIVING_NOTHING_BACK for one in all_eqns([eqn]) if one is not eqn
     )
@@ -57,7 +57,7 @@ def _lifted(jaxpr: Jaxpr, path: Position) -> list[JaxprEqn]:
         at = (*path, number)
         if eqn.primitive.name in GIVING_NOTHING_BACK and read.isdisjoint(eqn.outvars):
             eqns.append(_host_callback(eqn, at))
-        elif (lift := _LIFTS.get(eqn.primitive.name)) and has_callback(eqn):
+        elif (lift := _LIFTS.get(eqn.primitive.name)) and _has_callback_inside(eqn):
             eqns += lift(eqn, at)
         else:
             eqns.append(eqn)
@@ -147,7 +147,6 @@ def _lift_from_conditional(eqn: JaxprEqn, at: Position) -> list[JaxprEqn]:
 def _with_bodies(
     eqn: JaxprEqn, bodies: dict[str, Any], effects: Any, callbacks: Sequence[JaxprEqn]
 ) -> list[JaxprEqn]:
-    """The equation with bodies that also return the operands of ``callbacks``, and the callbacks."""
     returned = [Var(aval_of(var)) for var in _read_by(callbacks)]
     params, outvars = {**eqn.params, **bodies}, [*eqn.outvars, *returned]
     return [eqn.replace(params=params, outvars=outvars, effects=effects), *_reading(callbacks, returned)]

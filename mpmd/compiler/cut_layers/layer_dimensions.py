@@ -68,7 +68,7 @@ class LayerDimensions:
                     self.join([(a, dim), (b, dim)])
 
     def add_inclusion(
-        self, whole: tuple[Var, int], part: tuple[Var, int], start: int, reverses: bool = False
+        self, whole: tuple[Var, int], part: tuple[Var, int], start: int, reverses: bool
     ) -> None:
         size, length = shape_of(whole[0])[whole[1]], shape_of(part[0])[part[1]]
         if length > 1:  # a single layer cannot be cut
@@ -78,7 +78,6 @@ class LayerDimensions:
             self._inclusions.append(_Inclusion(whole, part, *fractions))
 
     def cut(self, node: Node, size: int, at: Iterable[int]) -> None:
-        """A dimension of some size is in parts that begin and end at these elements; perhaps in one part."""
         self._cuts.setdefault(node, set()).update(_inner(Fraction(i, size) for i in at))
 
     def spread(self) -> None:

@@ -124,7 +124,6 @@ def _sizes_along(stack: Stack | None, dim: int) -> tuple[int, ...] | None:
 def _add_for_each_range(
     values: Values, eqn: JaxprEqn, dimension: CommonDimension, stacks: dict[int, Stack]
 ) -> None:
-    """An equation for each layer range; if the results do not have the dimension, theirs are combined."""
     ranges_of = {i: values.ranges(eqn.invars[i], stack, eqn) for i, stack in stacks.items()}
     results_of = {
         i: values.range_vars(eqn.outvars[i], stack)

@@ -16,7 +16,7 @@ from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_of, mark_text
 
 
-def _reader(eqn: JaxprEqn | None) -> str:
+def _reader_text(eqn: JaxprEqn | None) -> str:
     if eqn is None:
         return "the step's result"
     return mark_text(eqn, line_of(eqn)) if mark_of(eqn) else f"{eqn.primitive} at {where(eqn)}"
@@ -103,7 +103,7 @@ class Values:
     def as_planned(self, atom: Atom, stack: Stack | None, like: JaxprEqn | None = None) -> tuple[Atom, ...]:
         return (self.whole(atom, like),) if stack is None else self.ranges(atom, stack, like)
 
-    def piece(self, atom: Atom, dim: int, start: int, stop: int, like: JaxprEqn | None = None) -> Atom:
+    def piece(self, atom: Atom, dim: int, start: int, stop: int, like: JaxprEqn | None) -> Atom:
         if isinstance(atom, Var) and (atom, dim, start, stop) in self._pieces:
             return self._pieces[atom, dim, start, stop]
         stack = self.stack(atom)
@@ -127,7 +127,7 @@ class Values:
     def _note(self, eqn: JaxprEqn | None, atom: Atom, stack: Stack) -> None:
         """Notes that ``eqn`` reads several layer ranges of ``atom``, unless layers are single numbers."""
         if size(atom) > sum(stack.sizes):
-            reader = _reader(eqn)
+            reader = _reader_text(eqn)
             message = (
                 f"{reader} reads all layers of an array of shape {shape_of(atom)}, stacked along axis "
                 f"{stack.axis}: its parts on several groups are sent to one of them and put together. "

@@ -55,11 +55,11 @@ def canonical(function: ClosedJaxpr) -> tuple[Jaxpr, Constants]:
     Returns: the jaxpr, whose first inputs are the constants that the function, and calls and bodies in it,
       close over, and the values of the constants.
     """
-    return _written(function, _Scope({}, is_body=False))
+    return _canonical_form(function, _Scope({}, is_body=False))
 
 
 def canonical_faults(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
-    """The equations that are not in canonical form, but for whose variables bodies have."""
+    """Yields a text for each equation that is not in canonical form. Skips the variables of bodies."""
     return _faults(eqns, set())
 
 
@@ -116,7 +116,7 @@ def _bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     return [body if isinstance(body, ClosedJaxpr) else closed(body) for body in bodies]
 
 
-def _written(function: ClosedJaxpr, scope: _Scope) -> tuple[Jaxpr, Constants]:
+def _canonical_form(function: ClosedJaxpr, scope: _Scope) -> tuple[Jaxpr, Constants]:
     jaxpr = function.jaxpr
     renamed: dict[Var, Atom] = scope.constants_of(function)
     invars = [scope.own(var, renamed) for var in jaxpr.invars]
@@ -160,7 +160,7 @@ class _Scope(Inliner):
         return self._as_sharded(call, results, "out_shardings")
 
     def append(self, eqn: JaxprEqn) -> None:
-        super().append(self._with_bodies(eqn))
+        super().append(self._with_canonical_bodies(eqn))
 
     def _as_sharded(self, call: JaxprEqn, atoms: Iterable[Atom], name: str) -> list[Atom]:
         shardings = call.params.get(name, ()) if self._is_body else ()
@@ -173,13 +173,13 @@ class _Scope(Inliner):
 
     def _body(self, body: ClosedJaxpr, own_variables: bool) -> tuple[Jaxpr, Constants]:
         if own_variables:
-            return _written(body, _Scope(self._known, own_variables=True))
+            return _canonical_form(body, _Scope(self._known, own_variables=True))
         key = (id(body.jaxpr), *map(id, body.consts))
         if key not in self._known:
-            self._known[key] = body, _written(body, _Scope(self._known))
+            self._known[key] = body, _canonical_form(body, _Scope(self._known))
         return self._known[key][1]
 
-    def _with_bodies(self, eqn: JaxprEqn) -> JaxprEqn:
+    def _with_canonical_bodies(self, eqn: JaxprEqn) -> JaxprEqn:
         if eqn.primitive.name not in _BODIES:
             return eqn
         before = _bodies_of(eqn)

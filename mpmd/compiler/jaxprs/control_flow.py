@@ -23,11 +23,7 @@ Labels = frozenset[Any]
 
 
 def labels_of_results(eqn: JaxprEqn, labels: Sequence[Labels]) -> list[Labels]:
-    """For each result the labels of the operands that it depends on, in any iteration of a loop.
-
-    Args:
-      labels: the labels of each operand.
-    """
+    """For each result the labels of the operands that it depends on, in any iteration of a loop."""
     params, name = eqn.params, eqn.primitive.name
     if name == "cond":
         branches = [_labels_through(branch.jaxpr, labels[1:]) for branch in params["branches"]]

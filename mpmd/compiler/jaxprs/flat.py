@@ -143,7 +143,7 @@ class FlatEquations:
     def _loop(
         self, body: Jaxpr, eqn: JaxprEqn, reads: Sequence[Value | None], carry: slice, scope: _Surroundings
     ) -> None:
-        """Adds the body of a loop. Its inputs behind the carried values are rows of the values ``reads``."""
+        """The body's inputs behind the carried values are rows of the values ``reads``."""
         inputs = list(reads)
         for i, var in enumerate(body.invars[carry.start :], carry.start):
             inputs[i] = self._new(var.aval)

@@ -53,7 +53,7 @@ def kernel_of(eqn: JaxprEqn) -> Kernel | None:
     return policy if isinstance(policy, Kernel) else None
 
 
-def kernel_around(eqn: JaxprEqn, around: Around, flash_attention: bool = False) -> Around:
+def kernel_around(eqn: JaxprEqn, around: Around, flash_attention: bool) -> Around:
     """Returns the surroundings of the equations in an equation's body; ``kernel`` is the equation's own, too.
 
     The name stacks of a body say nothing of the equations around it, so a body inherits their surroundings.

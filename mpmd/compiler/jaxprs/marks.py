@@ -36,10 +36,6 @@ def first_mark(eqn: JaxprEqn) -> str:
     return mark_text(mark, line_of(as_called(eqn, mark)))
 
 
-def without_marks(jaxpr: Jaxpr) -> Jaxpr:
-    return without_identities(jaxpr, mark_p)
-
-
 def without_identities(jaxpr: Jaxpr, *primitives: Primitive) -> Jaxpr:
     """The jaxpr with the results of primitives replaced by their operands, at any depth outside of loops."""
     renamed: dict[Var, Atom] = {}

@@ -25,15 +25,13 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from mpmd.compiler.jaxprs.attention import CUDNN_ATTENTION, attention_dimensions
-from mpmd.compiler.jaxprs.batched_scans import batch_dimensions, batched_body
+from mpmd.compiler.jaxprs.batched_scans import PartParams, batch_dimensions, batched_body
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.equations import shape_of
 from mpmd.compiler.jaxprs.indexed_dimensions import gather_dimensions, gather_params, scatter_dimensions
 from mpmd.compiler.jaxprs.products import product_dimensions, ragged_product_dimensions
 
 FindDimensions = Callable[[JaxprEqn], Iterable[CommonDimension]]
-
-PartParams = Callable[[JaxprEqn, CommonDimension, int], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,13 +66,7 @@ class LoweredCell:
 
 
 class CellLowering:
-    """Lowers cells, each kind of cell once.
-
-    Args:
-      graph: the step.
-      stage_groups: the group of each stage.
-      table: where the executables go.
-    """
+    """Lowers cells, each kind of cell once, and adds their executables to ``table``."""
 
     def __init__(self, graph: TaskGraph, stage_groups: Sequence[int], table: ExecutableTable):
         self._graph = graph

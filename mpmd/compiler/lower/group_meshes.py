@@ -40,7 +40,9 @@ class GroupMeshes:
         Raises: ``CompileError`` for a function under ``per_group`` whose results have other shapes here.
         """
         eqns = list(eqns)
-        if self._are_equal and not any(_contains_per_group(eqn) for eqn in eqns):
+        if self._are_equal and not any(
+            eqn.primitive is per_group_p or any_inside(eqn, per_group_p) for eqn in eqns
+        ):
             return eqns
         return [self._moved(eqn, mpmd_idx) for eqn in eqns]
 
@@ -82,10 +84,6 @@ class GroupMeshes:
                 f"submesh is {dict(submesh.shape)}, but {on_first_group} on group 0"
             )
         return eqn.replace(primitive=call_p, params={"call_jaxpr": jaxpr, "name": "per_group"})
-
-
-def _contains_per_group(eqn: JaxprEqn) -> bool:
-    return eqn.primitive is per_group_p or any_inside(eqn, per_group_p)
 
 
 def _shapes(avals: Iterable[Any]) -> str:

@@ -29,10 +29,6 @@ def partial_sum_of(atom: Atom, known: Mapping[Var, PartialSum]) -> PartialSum | 
     return known.get(atom) if isinstance(atom, Var) else None
 
 
-def partial_sum_key(eqn: JaxprEqn, *more: Hashable) -> Hashable:
-    return eqn.primitive, tuple(eqn.params.items()), more
-
-
 def as_function(eqn: JaxprEqn) -> Callable[..., list[jax.Array]]:
     # Transposition leaves shardings here of meshes that are automatic, which mean nothing.
     params = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}

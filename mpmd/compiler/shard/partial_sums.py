@@ -55,7 +55,6 @@ from mpmd.compiler.shard.make_partial_sums import (
     PartialSum,
     PartialSumMaker,
     as_function,
-    partial_sum_key,
     partial_sum_of,
 )
 from mpmd.compiler.shard.sums import cut_sum
@@ -200,7 +199,8 @@ class _Walk:
     def _add(
         self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, cut_points: Hashable
     ) -> None:
-        eqns, partial_sums = self._maker.make(fun, inputs, axes, partial_sum_key(eqn, cut_points))
+        key = eqn.primitive, tuple(eqn.params.items()), cut_points
+        eqns, partial_sums = self._maker.make(fun, inputs, axes, key)
         self.eqns.extend(new.replace(source_info=eqn.source_info) for new in eqns)
         self.partial.update(zip(eqn.outvars, partial_sums, strict=True))
 

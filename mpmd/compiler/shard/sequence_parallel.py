@@ -91,7 +91,6 @@ class _ConstraintWriter:
     def known(
         self, graph: TaskGraph, outer: Mapping[Var, ShardedDimensions], whole: Mapping[Var, int]
     ) -> Known:
-        """Returns the dimensions of outer values that are sharded along the axis, or of rows or tokens."""
         known = {var: self._along_axis(dimensions) for var, dimensions in outer.items()}
         step = graph.step
         for name, dims in ((_ROWS, self._parallel.rows), (_TOKENS, self._parallel.tokens)):

@@ -131,7 +131,6 @@ class _Builder:
         return self._work_of.get(atom) if isinstance(atom, Var) else None
 
     def add_update(self, result: LoopResult, state: Var) -> None:
-        """Accumulates a result by an operation other than a sum."""
         # A copy, because other work or another result may read the same value under its own name.
         update = copy_of(result.value)
         new = Accumulator(

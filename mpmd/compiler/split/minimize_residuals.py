@@ -47,7 +47,7 @@ def minimize_residuals(
     results: Set[Var],
     states: Set[Var],
     duplicates: Mapping[Var, Duplicate],
-    handed_on: Set[Var] = frozenset(),
+    handed_on: Set[Var],
 ) -> tuple[dict[TaskType, Eqns], Set[Var]]:
     """Moves cheap equations of forwards that only the stage's own backward reads to that backward.
 

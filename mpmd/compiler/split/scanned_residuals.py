@@ -64,7 +64,7 @@ class ForwardScans:
         """
         read = {var for eqn in forward for var in operands(eqn)}
         by_rows = _read_by_rows(backward) - read - elsewhere
-        scans = [eqn for eqn in forward if _is_open(eqn) and not by_rows.isdisjoint(eqn.outvars)]
+        scans = [eqn for eqn in forward if _is_pure_scan(eqn) and not by_rows.isdisjoint(eqn.outvars)]
         self._scans = [_ForwardScan(number, eqn, by_rows) for number, eqn in enumerate(scans)]
         self.rows: dict[Var, ScanRow] = {}
         for scan in self._scans:
@@ -222,7 +222,7 @@ def _read_by_rows(eqns: Eqns) -> set[Var]:
     otherwise: set[Var] = set()
     for eqn in eqns:
         read = operands(eqn)
-        if _is_open(eqn):
+        if _is_pure_scan(eqn):
             xs = eqn.invars[Scan.of(eqn).xs]
             by_rows.update(atom for atom in xs if isinstance(atom, Var))
             read = [atom for atom in eqn.invars[: -len(xs) or None] if isinstance(atom, Var)]
@@ -230,5 +230,5 @@ def _read_by_rows(eqns: Eqns) -> set[Var]:
     return by_rows - otherwise
 
 
-def _is_open(eqn: JaxprEqn) -> bool:
+def _is_pure_scan(eqn: JaxprEqn) -> bool:
     return eqn.primitive is scan_p and not eqn.effects

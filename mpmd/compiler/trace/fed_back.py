@@ -18,7 +18,7 @@ from mpmd.language.reduce import treduce_p
 
 
 def find_fed_back(
-    args: Sequence[Any], step: Jaxpr, out_shape: Any, donated: Sequence[bool] = ()
+    args: Sequence[Any], step: Jaxpr, out_shape: Any, donated: Sequence[bool]
 ) -> tuple[tuple[int, int], ...]:
     """Pairs (argument leaf, result leaf) that a training loop will connect.
 
@@ -34,7 +34,7 @@ def find_fed_back(
       args: the step's arguments, positional ones and those given by name.
       step: a jaxpr of their leaves.
       out_shape: its results as a pytree.
-      donated: for each leaf, whether the caller gives it up; not, if it is not said.
+      donated: for each leaf, whether the caller gives it up; empty if none is.
     """
     arguments, results = step.invars, step.outvars
     starts = [0]

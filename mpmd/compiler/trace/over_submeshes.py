@@ -69,9 +69,9 @@ class OverSubmeshes:
                 self._replaced[var] = var
             else:
                 self._replaced[var] = untyped = type(var)(_without_sharding(var.aval))
-                spec = _known_spec(sharding)
-                if spec is not None and not is_dropped(untyped):
-                    self.specs[untyped] = spec
+                is_known = not _other_axes(sharding.mesh) and not sharding.spec.unreduced
+                if is_known and not is_dropped(untyped):
+                    self.specs[untyped] = to_spec(sharding.spec)
         return self._replaced[var]
 
     def step(self, jaxpr: Jaxpr) -> Jaxpr:
@@ -191,11 +191,6 @@ class OverSubmeshes:
 def _without_sharding(aval: Any) -> Any:
     mesh = with_auto_axes(aval.sharding.mesh)
     return aval.update(sharding=NamedSharding(mesh, PartitionSpec(*[None] * len(aval.shape))))
-
-
-def _known_spec(sharding: NamedSharding) -> Spec | None:
-    """The spec that a type says, if it says all."""
-    return None if _other_axes(sharding.mesh) or sharding.spec.unreduced else to_spec(sharding.spec)
 
 
 def _other_axes(mesh: Mesh | AbstractMesh) -> bool:
