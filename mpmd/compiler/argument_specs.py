@@ -49,7 +49,7 @@ def resolve(request: CompileRequest, step: CutStep) -> ArgumentSpecs:
     by the pass ``place`` where it does not divide. Without a loop, another argument is replicated if groups
     hold it, and else has the spec with which it is returned.
 
-    Raises: what ``request.out_specs`` raises.
+    Raises: as ``request.out_specs``.
     """
     held = _of_ranges(step, step.argument_leaves, request.argument_placements)
     out_specs = request.out_specs(step.out_shape) if request.out_specs else None

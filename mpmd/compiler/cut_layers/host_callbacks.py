@@ -90,7 +90,7 @@ def _read_by(callbacks: Iterable[JaxprEqn]) -> list[Var]:
 
 
 def _reading(callbacks: Iterable[JaxprEqn], atoms: Iterable[Atom]) -> list[JaxprEqn]:
-    """The callbacks with other operands, of all callbacks one after the other."""
+    """Replaces the callbacks' operands by ``atoms``, which has the operands of one callback after another."""
     rest = iter(atoms)
     return [eqn.replace(invars=[next(rest) for _ in eqn.invars]) for eqn in callbacks]
 

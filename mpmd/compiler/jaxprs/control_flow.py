@@ -66,7 +66,7 @@ def live_eqns(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> tuple[JaxprE
 
 
 def _live_while(is_used: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None]:
-    """The operands that a ``while`` needs for the used results, and the loop without what these do not need.
+    """The operands that a ``while`` needs for the used results, and the loop without unneeded values.
 
     JAX has a rule for it since 0.12; before, each result needs all that the loop carries. JAX applies this
     rule to all functions of the process, some of which read or write a ``Ref`` in a loop: such loops stay

@@ -70,5 +70,5 @@ def in_loops(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
 
 
 def everywhere(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
-    """A step that is changed after the bodies of its loops are."""
+    """Applies ``change`` to the bodies of a step's loops, and then to the step."""
     return change(in_loops(jaxpr, change))

@@ -233,7 +233,7 @@ def reshaped(eqn: JaxprEqn) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
 
 
 def _reshape(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """The first ones of dimensions that are merged or split: as many elements come before both."""
+    """The first dimension of each merge or split: as many elements come before it in operand and result."""
     if eqn.params.get("dimensions") is not None:
         return
     shape, target = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])

@@ -275,7 +275,7 @@ class _Lowering:
         self._send_results(accumulators, states)
 
     def _run_cell(self, group: int, cell: Cell, lowered: LoweredCell, states: dict[Var, Name]) -> None:
-        """Runs a cell, and notes in ``states`` what accumulators' states are called afterwards."""
+        """Updates ``states`` to the names of the accumulators' states after the cell."""
         first = cell.tasks[0].microbatch
         inputs = tuple(
             value.pattern % (first + value.offset)

@@ -53,7 +53,7 @@ def loop_reads(graph: TaskGraph) -> LoopReads:
 
 
 def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], loop_reads: LoopReads) -> None:
-    """Adds to ``loop_reads`` what equations read, given the variables that are computed of the index."""
+    """``indices`` are the variables that are computed from the microbatch index."""
     origins, indices = dict(origins), set(indices)
     for eqn in eqns:
         read = [var for var in operands(eqn) if var in origins]

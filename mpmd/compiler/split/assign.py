@@ -292,7 +292,7 @@ class _Assignment:
         return unplaced
 
     def _carried_together(self) -> list[set[Var]]:
-        """The carried values, those together of which one is updated with another by unplaced equations."""
+        """Sets of carried values that unplaced equations update from one another."""
         together: list[set[Var]] = []
         for state, value in self._carried.items():
             read = {state, *([value] if value in self._carried else [])}

@@ -72,7 +72,7 @@ def find_duplicates(body: LoopBody, index: Var, has_scalar_weights: bool = False
 
 
 def is_weight(var: Atom, has_scalar_weights: bool = False) -> bool:
-    """Whether an outer value may be a parameter: floating-point, and not a scalar unless those may be."""
+    """Whether an outer value may be a parameter: floating-point, and an array or ``has_scalar_weights``."""
     return (has_scalar_weights or size(var) > 1) and is_inexact(var)
 
 

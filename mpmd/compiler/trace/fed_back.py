@@ -31,7 +31,7 @@ def find_fed_back(
     is called; it never makes a number wrong.
 
     Args:
-      args: the step's arguments, positional ones and those given by name.
+      args: the step's positional arguments, then its keyword arguments.
       step: a jaxpr of their leaves.
       out_shape: its results as a pytree.
       donated: for each leaf, whether the caller gives it up; empty if none is.
