@@ -49,7 +49,7 @@ def resolve(request: CompileRequest, step: CutStep) -> ArgumentSpecs:
     by the pass ``place`` where it does not divide. Without a loop, another argument is replicated if groups
     hold it, and else has the spec with which it is returned.
 
-    Raises: what ``request.out_specs`` raises.
+    Raises: as ``request.out_specs``.
     """
     held = _of_ranges(step, step.argument_leaves, request.argument_placements)
     out_specs = request.out_specs(step.out_shape) if request.out_specs else None
@@ -94,6 +94,5 @@ def _of_ranges(
 
 
 def _fits(spec: Spec, argument: Argument, there: Placement, submeshes: Sequence[AbstractMesh]) -> bool:
-    """Whether the spec divides an argument on the groups that hold it; on all groups if none does."""
     groups = [submeshes[group] for group in there.mpmd_idxs] or submeshes
     return not any(any(indivisible(spec, shape_of(argument.var), submesh.shape)) for submesh in groups)

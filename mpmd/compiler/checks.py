@@ -57,7 +57,7 @@ def check_cut_step(step: CutStep) -> None:
     arguments, results = ([member.var for member in each] for each in (step.arguments, step.results))
     faults = [
         *canonical_faults(itertools.chain(outside, *(loop.eqns for loop in step.loops))),
-        *_undefined(_outer(step), parts, results),
+        *_undefined(_arguments_and_constants(step), parts, results),
         *_marks_outside(outside),
         *_marks_of_other_stages(step),
         *_changing_state(step.fed_back, [a.path for a in step.arguments], arguments, results),
@@ -68,18 +68,10 @@ def check_cut_step(step: CutStep) -> None:
 
 
 def check_task_graph(graph: TaskGraph) -> None:
-    """Checks the canonical form, what work reads and makes, and what updates accumulators.
-
-    Raises: ``AssertionError`` with every fault.
-    """
     _raise("task graph", graph, list(_task_graph_faults(graph)))
 
 
 def check_sharded_graph(sharded: ShardedGraph) -> None:
-    """Checks the task graph, and that accumulators keep their shape, dtype and spec.
-
-    Raises: ``AssertionError`` with every fault.
-    """
     faults = [*_task_graph_faults(sharded.graph), *_changing_accumulators(sharded)]
     _raise("sharded graph", sharded, faults)
 
@@ -126,14 +118,11 @@ def _changing_state(
             yield f"{paths[i]} is {argument}, but its next value is {result}"
 
 
-def _outer(step: CutStep) -> list[Var]:
-    """The values that exist before the step."""
+def _arguments_and_constants(step: CutStep) -> list[Var]:
     return [*(argument.var for argument in step.arguments), *(constant.var for constant in step.constants)]
 
 
 class _Definitions:
-    """The variables that are defined so far."""
-
     def __init__(self, defined: Iterable[Var]):
         self.defined: set[Var] = set(defined)
         self.faults: list[str] = []
@@ -189,7 +178,7 @@ def _task_graph_faults(graph: TaskGraph) -> Iterator[str]:
 
 def _undefined_outside(graph: TaskGraph) -> list[str]:
     step, scope = graph.step, _Definitions([])
-    scope.define(_outer(step), "an argument or constant")
+    scope.define(_arguments_and_constants(step), "an argument or constant")
     scope.define(dict.fromkeys(a.result for a in graph.accumulators), "an accumulator")
     scope.run(graph.outer)
     scope.read((result.var for result in step.results), "a result")
@@ -209,7 +198,7 @@ def _indices(graph: TaskGraph) -> set[Var]:
 
 
 def _wrong_work(graph: TaskGraph) -> Iterator[str]:
-    known = {*_outer(graph.step), *makers_of(graph.outer)}
+    known = {*_arguments_and_constants(graph.step), *makers_of(graph.outer)}
     known |= {*_indices(graph), *(accumulator.result for accumulator in graph.accumulators)}
     states = {(a.state, a.work) for a in graph.accumulators}
     readers: collections.Counter[Var] = collections.Counter()
@@ -228,7 +217,6 @@ def _wrong_work(graph: TaskGraph) -> Iterator[str]:
 
 
 def _wrong_reads_and_makes(member: StageWork, readers: Mapping[Var, int]) -> Iterator[str]:
-    """Whether ``reads`` and ``makes`` are what the equations say."""
     scope = _Definitions(member.reads)
     scope.run(member.eqns)
     yield from (f"{member.work}: {fault}" for fault in scope.faults)
@@ -287,7 +275,6 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
 
 
 def _too_early(placed: PlacedGraph) -> Iterator[str]:
-    """Yields the equations that run before groups can have their operands."""
     makers: dict[Var, PlacedEqn] = {}
     step = placed.graph.step
     results = {a.result: step.loop_of(a.work.stage) + 1 for a in placed.graph.accumulators}

@@ -44,7 +44,6 @@ class StageWork:
 
 
 def stage_work(eqns: Mapping[TaskType, Sequence[JaxprEqn]]) -> tuple[StageWork, ...]:
-    """The work that has these equations, each with the variables that it reads and makes."""
     reads = {work: tuple(free_variables(eqns_of_work)) for work, eqns_of_work in eqns.items()}
     read = set().union(*reads.values())
     return tuple(
@@ -101,7 +100,6 @@ class TaskGraph:
 
     @property
     def stage_reads(self) -> Iterator[tuple[Var, int]]:
-        """The variables that stages read, each with the stage, also those from which accumulators start."""
         yield from ((var, member.work.stage) for member in self.stage_work for var in member.reads)
         yield from ((a.initial, a.work.stage) for a in self.accumulators)
 
@@ -115,7 +113,6 @@ class TaskGraph:
         return [*lines, *indented(self.step.result_lines(names))]
 
     def work_lines(self, names: Names) -> list[str]:
-        """The work of the loop, and what groups run, as text."""
         lines = []
         for member in self.stage_work:
             makes = names.all(member.makes) or "nothing that others read"
@@ -149,7 +146,6 @@ class ShardedGraph:
     gathered: Mapping[Var, Var]
 
     def dimensions(self, var: Var) -> ShardedDimensions:
-        """The mesh axes that shard each dimension of an outer variable or an accumulator."""
         return dimensions_of(self.specs[var], len(aval_of(var).shape))
 
     def __str__(self) -> str:

@@ -53,17 +53,11 @@ class CompiledStep:
 
 @without_garbage_collection()
 def compile_step(request: CompileRequest) -> CompiledStep:
-    """Compiles a step for groups of devices.
-
-    Raises: ``CompileError``.
-    """
     watch = Stopwatch()
 
     def run(
         compute: Callable[Inputs, Level], check: Callable[[Level], None] | None = None
     ) -> Callable[Inputs, Level]:
-        """The pass ``compute``, with its time in the watch, and with a check of the level that it returns."""
-
         def passed(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Level:
             with watch(compute.__name__):
                 level = compute(*args, **kwargs)

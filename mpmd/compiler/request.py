@@ -79,10 +79,8 @@ class CompileRequest:
 
     @property
     def argument_stacks(self) -> tuple[Stack | None, ...]:
-        """The stack that each argument leaf is in; empty if none is in layer ranges."""
         return tuple(placement.stack for placement in self.argument_placements or ())
 
     @property
     def result_stacks(self) -> tuple[Stack | None, ...]:
-        """The stack that each result leaf is to be in; empty if none is."""
         return tuple(placement.stack for placement in self.result_placements or ())

@@ -107,7 +107,6 @@ class Loop:
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Loop:
-        """The loop of a ``treduce`` equation, whose body reads outer variables directly."""
         body: Jaxpr = eqn.params["body"]
         outer = closed_over(eqn)
         index, *state_vars = body.invars[len(outer) :]
@@ -149,7 +148,6 @@ class Loop:
 
     @property
     def numbers(self) -> SliceNumbers:
-        """The numbers of its stages, by stage and slice."""
         return SliceNumbers(self.schedule.num_stages, self.schedule.slices, self.first_stage)
 
     @property
@@ -161,7 +159,6 @@ class Loop:
 
     @property
     def states(self) -> tuple[Var, ...]:
-        """The variables of the states that are not plain sums."""
         return tuple(result.state for result in self.results if result.state is not None)
 
 
@@ -254,11 +251,9 @@ class CutStep:
         return "\n".join([*lines, "results", *indented(self.result_lines(names))])
 
     def loop_of(self, stage: int) -> int:
-        """The number of the loop that a stage is of."""
         return next(number for number, loop in enumerate(self.loops) if stage in loop.stages)
 
     def segment_text(self, segment: int) -> str:
-        """The title of the equations outside of loops that come after the first ``segment`` loops."""
         if not self.loops:
             return "without a loop"
         which = "the loop" if len(self.loops) == 1 else "all loops"
@@ -267,7 +262,6 @@ class CutStep:
         return f"{'after' if segment else 'before'} {which}"
 
     def names(self) -> Names:
-        """The names of the variables that are the same at every level."""
         arguments = ((argument.var, argument.path) for argument in self.arguments)
         constants = [constant.var for constant in self.constants]
         return _names((*arguments, *((loop.index, "index") for loop in self.loops)), constants)
@@ -283,7 +277,6 @@ class CutStep:
 
 
 def _names(names: Iterable[tuple[Var, str]], constants: Iterable[Var]) -> Names:
-    """Names of variables, of which some have one already."""
     return Names({**dict(names), **{var: f"constant_{i}" for i, var in enumerate(constants)}})
 
 
@@ -305,11 +298,7 @@ def _loop_lines(loop: Loop, names: Names, number: str = "") -> list[str]:
 
 
 def _result_lines(names: Names, results: Iterable[tuple[str, Atom]], next_of: Mapping[int, str]) -> list[str]:
-    """A line for each result.
-
-    Args:
-      next_of: for positions of results that a next step takes, the paths of its arguments.
-    """
+    """``next_of`` has, for the positions of results that the next step takes, the paths of its arguments."""
     return [
         f"result{path} = {names.of(atom)}" + (f"    # the next {next_of[i]}" if i in next_of else "")
         for i, (path, atom) in enumerate(results)

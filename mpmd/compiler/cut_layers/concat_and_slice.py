@@ -41,7 +41,6 @@ class ConcatOrSlice:
 
 
 def concats_and_slices(eqn: JaxprEqn) -> list[ConcatOrSlice]:
-    """The dimensions along which an equation takes apart or puts together; several of a slice."""
     rule = _RULES.get(eqn.primitive.name)
     return list(rule(eqn)) if rule else []
 

@@ -89,14 +89,12 @@ def cut_stacks(
 
 
 def _live(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr with loops and marks, and the equations that these or results need."""
     kept = (eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p or mark_of(eqn) or has_mark(eqn))
     needed = [*jaxpr.outvars, *(var for eqn in kept for var in eqn.outvars if not is_dropped(var))]
     return with_eqns(jaxpr, live_eqns(jaxpr.eqns, needed))
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Yields the equations of a step and of the bodies of its loops."""
     for eqn in jaxpr.eqns:
         yield from eqn.params["body"].eqns if eqn.primitive is treduce_p else [eqn]
 

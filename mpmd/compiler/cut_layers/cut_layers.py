@@ -67,7 +67,6 @@ def _check_schedules(jaxpr: Jaxpr) -> None:
 
 
 def _segments(jaxpr: Jaxpr) -> tuple[list[list[JaxprEqn]], list[Loop]]:
-    """The equations before, between and after the loops, and the loops."""
     outside: list[list[JaxprEqn]] = [[]]
     loops: list[Loop] = []
     for eqn in jaxpr.eqns:
@@ -80,7 +79,6 @@ def _segments(jaxpr: Jaxpr) -> tuple[list[list[JaxprEqn]], list[Loop]]:
 
 
 def _result_vars(jaxpr: Jaxpr, constants: Collection[Var]) -> tuple[list[JaxprEqn], list[Var]]:
-    """The equations that make copies of literals and constants, and the results, each a value of the step."""
     eqns: list[JaxprEqn] = []
     results: list[Var] = []
     for atom in jaxpr.outvars:
@@ -98,8 +96,6 @@ def _cut_step(
     loops: tuple[Loop, ...],
     results: Sequence[Var],
 ) -> CutStep:
-    """Returns the step with these equations and loops, in which each argument and result is a layer range
-    of a leaf."""
     argument_leaves = tuple(map(_leaf, traced.argument_paths, traced.jaxpr.invars, cut.argument_stacks))
     result_leaves = tuple(map(_leaf, paths(traced.out_shape), traced.jaxpr.outvars, cut.result_stacks))
     donated = per_layer_range(argument_leaves, traced.donated)
@@ -129,7 +125,6 @@ def _names(leaves: Sequence[Leaf]) -> Iterator[str]:
 
 
 def _variables_read(outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop]) -> set[Var]:
-    """The variables that equations and loops read, including the variables that loops return."""
     atoms = [atom for eqn in itertools.chain(*outside, *(loop.eqns for loop in loops)) for atom in eqn.invars]
     atoms += [atom for loop in loops for result in loop.results for atom in (result.initial, result.value)]
     return set(variables(atoms))
@@ -171,7 +166,6 @@ def _without_dead_code(
 
 
 def _live_loop(loop: Loop, needed: Set[Var]) -> Loop | None:
-    """The part of a loop that is needed; ``None`` if nothing is."""
     kept = tuple(result for result in loop.results if result.result in needed)
     while True:  # until all states that callbacks read are kept
         body = live_eqns(loop.eqns, [result.value for result in kept])

@@ -35,12 +35,10 @@ class DimensionGraph:
         self.dimensions.spread()
 
     def sizes(self, eqn: JaxprEqn) -> tuple[int, ...] | None:
-        """The sizes of the layer ranges of a scan; ``None`` for one that stays whole, and other equations."""
         is_scan = eqn.primitive.name == "scan"
         return self.dimensions.sizes((id(eqn), 0), eqn.params["length"]) if is_scan else None
 
     def touches_ranges(self, eqn: JaxprEqn) -> bool:
-        """Whether an operand or a result of an equation is in layer ranges."""
         return any(map(self.dimensions.stack, (*eqn.invars, *eqn.outvars)))
 
     def _walk(self, eqns: Iterable[JaxprEqn]) -> None:

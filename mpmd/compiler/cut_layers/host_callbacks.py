@@ -40,12 +40,10 @@ Position = tuple[int | None, ...]
 
 
 def with_host_callbacks(jaxpr: Jaxpr) -> Jaxpr:
-    """The step with a ``callback_p`` equation for each callback that gives nothing back."""
     return with_eqns(jaxpr, _lifted(jaxpr, ())) if any(eqn.effects for eqn in jaxpr.eqns) else jaxpr
 
 
-def has_callback(eqn: JaxprEqn) -> bool:
-    """Whether a callback that may give nothing back is inside what the equation calls."""
+def _has_callback_inside(eqn: JaxprEqn) -> bool:
     return bool(eqn.effects) and any(
         one.primitive.name in GIVING_NOTHING_BACK for one in all_eqns([eqn]) if one is not eqn
     )
@@ -59,7 +57,7 @@ def _lifted(jaxpr: Jaxpr, path: Position) -> list[JaxprEqn]:
         at = (*path, number)
         if eqn.primitive.name in GIVING_NOTHING_BACK and read.isdisjoint(eqn.outvars):
             eqns.append(_host_callback(eqn, at))
-        elif (lift := _LIFTS.get(eqn.primitive.name)) and has_callback(eqn):
+        elif (lift := _LIFTS.get(eqn.primitive.name)) and _has_callback_inside(eqn):
             eqns += lift(eqn, at)
         else:
             eqns.append(eqn)
@@ -82,7 +80,6 @@ def _host_callback(eqn: JaxprEqn, position: Position) -> JaxprEqn:
 
 
 def _opened(body: Jaxpr, path: Position) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations of a body without callbacks, and the callbacks."""
     eqns = _lifted(body, path)
     callbacks = [eqn for eqn in eqns if eqn.primitive is callback_p]
     return [eqn for eqn in eqns if eqn.primitive is not callback_p], callbacks
@@ -93,7 +90,7 @@ def _read_by(callbacks: Iterable[JaxprEqn]) -> list[Var]:
 
 
 def _reading(callbacks: Iterable[JaxprEqn], atoms: Iterable[Atom]) -> list[JaxprEqn]:
-    """The callbacks with other operands, of all callbacks one after the other."""
+    """Replaces the callbacks' operands by ``atoms``, which has the operands of one callback after another."""
     rest = iter(atoms)
     return [eqn.replace(invars=[next(rest) for _ in eqn.invars]) for eqn in callbacks]
 
@@ -150,7 +147,6 @@ def _lift_from_conditional(eqn: JaxprEqn, at: Position) -> list[JaxprEqn]:
 def _with_bodies(
     eqn: JaxprEqn, bodies: dict[str, Any], effects: Any, callbacks: Sequence[JaxprEqn]
 ) -> list[JaxprEqn]:
-    """The equation with bodies that also return the operands of ``callbacks``, and the callbacks."""
     returned = [Var(aval_of(var)) for var in _read_by(callbacks)]
     params, outvars = {**eqn.params, **bodies}, [*eqn.outvars, *returned]
     return [eqn.replace(params=params, outvars=outvars, effects=effects), *_reading(callbacks, returned)]

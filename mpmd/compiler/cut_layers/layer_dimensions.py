@@ -53,8 +53,6 @@ class _Inclusion(NamedTuple):
 
 
 class LayerDimensions:
-    """The classes of dimensions that are one and the same, and the cuts of each."""
-
     def __init__(self) -> None:
         self._same: DisjointSets[Node] = DisjointSets()
         self._inclusions: list[_Inclusion] = []
@@ -64,17 +62,14 @@ class LayerDimensions:
         self._same.join(nodes)
 
     def join_all(self, pairs: Iterable[tuple[Atom | None, Atom | None]]) -> None:
-        """All dimensions of the two variables of a pair are the same; literals have no dimensions."""
         for a, b in pairs:
             if isinstance(a, Var) and isinstance(b, Var):
                 for dim in range(len(shape_of(a))):
                     self.join([(a, dim), (b, dim)])
 
     def add_inclusion(
-        self, whole: tuple[Var, int], part: tuple[Var, int], start: int, reverses: bool = False
+        self, whole: tuple[Var, int], part: tuple[Var, int], start: int, reverses: bool
     ) -> None:
-        """Records that the dimension ``part`` is a range of the dimension ``whole`` from element
-        ``start`` on, or all of ``whole`` in reverse."""
         size, length = shape_of(whole[0])[whole[1]], shape_of(part[0])[part[1]]
         if length > 1:  # a single layer cannot be cut
             fractions = Fraction(start, size), Fraction(length, size)
@@ -83,7 +78,6 @@ class LayerDimensions:
             self._inclusions.append(_Inclusion(whole, part, *fractions))
 
     def cut(self, node: Node, size: int, at: Iterable[int]) -> None:
-        """A dimension of some size is in parts that begin and end at these elements; perhaps in one part."""
         self._cuts.setdefault(node, set()).update(_inner(Fraction(i, size) for i in at))
 
     def spread(self) -> None:
@@ -100,7 +94,6 @@ class LayerDimensions:
         self._cuts = dict(cuts)
 
     def _below(self, cuts: Mapping[Node, set[Fraction]]) -> dict[Node, set[Fraction]]:
-        """The cuts of uncut dimensions that are parts of cut dimensions."""
         new: dict[Node, set[Fraction]] = collections.defaultdict(set)
         for part in self._inclusions:
             above, below = self._same.find(part.whole), self._same.find(part.part)
@@ -142,7 +135,6 @@ class LayerDimensions:
 
 
 def _is_covered(spans: Iterable[tuple[Fraction, Fraction]]) -> bool:
-    """Whether parts leave nothing of a dimension."""
     reached = Fraction(0)
     for start, stop in sorted(spans):
         if start > reached:

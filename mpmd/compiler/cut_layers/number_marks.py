@@ -155,7 +155,6 @@ def _stages(loop: Loop) -> Sequence[int] | None:
 
 
 def _depths(loop: Loop) -> list[int]:
-    """For each mark of the user, the number of the user's marks on the longest chain before it."""
     passed = _marks_passed(loop)
     return [passed[eqn.outvars[0]] - 1 for eqn, _ in _ends(loop)]
 
@@ -171,7 +170,6 @@ def _marks_passed(loop: Loop) -> dict[Var, int]:
 
 
 def _numbered(loop: Loop, stages: Sequence[int]) -> Loop:
-    """The loop with a different boundary for each of the user's marks, which end these stages."""
     ends: dict[Boundary, list[Boundary]] = collections.defaultdict(list)
     for (_, mark), stage in zip(_ends(loop), stages, strict=True):
         ends[mark.boundary].append(Boundary(mark.boundary.name, stage, ends=mark.boundary.ends))
@@ -263,7 +261,6 @@ def _are_in_one_scan(ends: Ends) -> bool:
 
 
 def _lines(stages: Sequence[int], ends: Ends) -> str:
-    """A line for each place where stages end."""
     lines = []
     pairs = zip(stages, (_place(*end) for end in ends), strict=True)
     for place, group in itertools.groupby(pairs, key=lambda pair: pair[1]):

@@ -23,7 +23,6 @@ from mpmd.language.reduce import treduce_p
 
 
 def add_all(values: Values, eqns: Iterable[JaxprEqn]) -> None:
-    """Adds to ``values`` the equations that compute the results of ``eqns``, by a rule for each equation."""
     for eqn in eqns:
         if sizes := values.graph.sizes(eqn):
             add_scan(values, eqn, sizes)
@@ -85,7 +84,6 @@ def _add_loop(values: Values, eqn: JaxprEqn) -> None:
 
 
 def _rewritten_body(values: Values, body: Jaxpr, eqn: JaxprEqn) -> Jaxpr:
-    """The body of an equation, whose results are in the layer ranges of the results of the equation."""
     inner = values.within()
     invars = [new for var in body.invars for new in inner.bind(var)]
     add_all(inner, body.eqns)
@@ -101,7 +99,6 @@ def _as_planned(
 
 
 def _results(values: Values, eqn: JaxprEqn) -> list[Var]:
-    """Variables for the results of an equation; a result that is cut has one for each layer range."""
     return [new for var in eqn.outvars for new in values.bind(var)]
 
 
@@ -127,7 +124,6 @@ def _sizes_along(stack: Stack | None, dim: int) -> tuple[int, ...] | None:
 def _add_for_each_range(
     values: Values, eqn: JaxprEqn, dimension: CommonDimension, stacks: dict[int, Stack]
 ) -> None:
-    """An equation for each layer range; if the results do not have the dimension, theirs are combined."""
     ranges_of = {i: values.ranges(eqn.invars[i], stack, eqn) for i, stack in stacks.items()}
     results_of = {
         i: values.range_vars(eqn.outvars[i], stack)
@@ -163,14 +159,12 @@ def _combined(values: Values, eqn: JaxprEqn, dimension: CommonDimension, results
 
 
 def _is_cut(values: Values, relation: ConcatOrSlice) -> bool:
-    """Whether the value that is put together, or taken apart, is in layer ranges along the dimension."""
     whole = relation.whole
     stack = values.stack(whole) if relation.takes_apart else values.planned(whole)
     return _sizes_along(stack, relation.dim) is not None
 
 
 def _take_apart(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
-    """Emits each layer range of a result from the layer ranges of the operand in which its elements are."""
     dim, length = relation.dim, shape_of(relation.whole)[relation.dim]
     for var, first, last in relation.members:
         if not isinstance(var, Var) or is_dropped(var):
@@ -206,7 +200,6 @@ def _with_rest(values: Values, eqn: JaxprEqn, dim: int, piece: Atom) -> Atom:
 
 
 def _put_together(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
-    """Emits each layer range of the result from the elements of the operands that are in it."""
     whole, dim = relation.whole, relation.dim
     stack = values.planned(whole)
     assert isinstance(whole, Var) and stack is not None

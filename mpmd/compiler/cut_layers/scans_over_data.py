@@ -27,7 +27,6 @@ from mpmd.util.warn import warn_user
 
 
 def warn_of_scans_over_data(jaxpr: Jaxpr) -> None:
-    """Warns, by a ``SharedWeightsWarning``, of marks in scans that read other data, but the same weights."""
     loops = (eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p)
     for message in dict.fromkeys(message for loop in loops for message in _of_loop(loop)):
         warn_user(message, SharedWeightsWarning)
@@ -73,7 +72,6 @@ def _is_over_data(eqn: JaxprEqn, of_microbatch: Collection[Var]) -> bool:
 
 
 def _is_of_keys(atom: Atom) -> bool:
-    """Whether a value is of random keys, or of the unsigned integers that are keys."""
     return any(
         jax.dtypes.issubdtype(aval_of(atom).dtype, kind)
         for kind in (jax.dtypes.prng_key, jnp.unsignedinteger)

@@ -37,7 +37,7 @@ def wrong_marks(
     lines: Sequence[str],
     numbers: SliceNumbers,
     in_scan: bool,
-    chosen: bool = False,
+    chosen: bool,
 ) -> str:
     """The reason why marks do not make the stages of all slices, and the remedy.
 

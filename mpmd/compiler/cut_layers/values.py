@@ -16,8 +16,7 @@ from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_of, mark_text
 
 
-def _reader(eqn: JaxprEqn | None) -> str:
-    """The name of an equation in messages, or of the step's result."""
+def _reader_text(eqn: JaxprEqn | None) -> str:
     if eqn is None:
         return "the step's result"
     return mark_text(eqn, line_of(eqn)) if mark_of(eqn) else f"{eqn.primitive} at {where(eqn)}"
@@ -70,7 +69,6 @@ class Values:
         return tuple(self.var_like(var, shape) for shape in stack.shapes(shape_of(var)))
 
     def var_like(self, var: Var, shape: Sequence[int] | None = None) -> Var:
-        """A new variable of the type of another one, perhaps of another shape."""
         aval: Any = var.aval
         new = Var(aval if shape is None else aval.update(shape=tuple(shape)))
         self.origin[new] = var
@@ -103,11 +101,9 @@ class Values:
         return tuple(self.piece(atom, stack.axis, s.start, s.stop, like) for s in stack.slices)
 
     def as_planned(self, atom: Atom, stack: Stack | None, like: JaxprEqn | None = None) -> tuple[Atom, ...]:
-        """The value in these layer ranges, or whole."""
         return (self.whole(atom, like),) if stack is None else self.ranges(atom, stack, like)
 
-    def piece(self, atom: Atom, dim: int, start: int, stop: int, like: JaxprEqn | None = None) -> Atom:
-        """The elements of a value from ``start`` to ``stop`` along a dimension."""
+    def piece(self, atom: Atom, dim: int, start: int, stop: int, like: JaxprEqn | None) -> Atom:
         if isinstance(atom, Var) and (atom, dim, start, stop) in self._pieces:
             return self._pieces[atom, dim, start, stop]
         stack = self.stack(atom)
@@ -131,7 +127,7 @@ class Values:
     def _note(self, eqn: JaxprEqn | None, atom: Atom, stack: Stack) -> None:
         """Notes that ``eqn`` reads several layer ranges of ``atom``, unless layers are single numbers."""
         if size(atom) > sum(stack.sizes):
-            reader = _reader(eqn)
+            reader = _reader_text(eqn)
             message = (
                 f"{reader} reads all layers of an array of shape {shape_of(atom)}, stacked along axis "
                 f"{stack.axis}: its parts on several groups are sent to one of them and put together. "
@@ -151,7 +147,6 @@ class Values:
         return results
 
     def joined(self, atoms: Sequence[Atom], dim: int, like: JaxprEqn | None) -> Atom:
-        """Values one behind the other."""
         if len(atoms) == 1:
             return atoms[0]
         return self.trace(lambda *ranges: [lax.concatenate(ranges, dim)], atoms, like)[0]

@@ -124,7 +124,6 @@ def _indices(
 def _counts_on(
     eqn: JaxprEqn, counting: Set[Var], fixed: Set[Var] = frozenset(), primitives: Set[str] = _COUNTING
 ) -> bool:
-    """Whether an equation computes an index of counters, and of values that no iteration changes."""
     read = set(operands(eqn))
     return eqn.primitive.name in primitives and not read.isdisjoint(counting) and read <= counting | fixed
 

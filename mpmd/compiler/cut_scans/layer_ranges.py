@@ -29,7 +29,6 @@ layers_p = Primitive("layers")
 
 
 def in_ranges(x: Any, sizes: Sequence[int], scan: MarkedScan | None = None) -> Any:
-    """``x``, whose first axis counts layers, in ranges of ``sizes`` layers."""
     return layers_p.bind(x, axis=0, sizes=tuple(sizes), scan=scan)
 
 

@@ -14,7 +14,7 @@ from mpmd.compiler.cut_scans.cut_scan import cut_scan
 from mpmd.compiler.cut_scans.index_loops import index_faults
 from mpmd.compiler.cut_scans.layer_ranges import MarkedScan
 from mpmd.compiler.jaxprs.equations import any_inside, closed, dependents, is_among, makers_of, subjaxprs
-from mpmd.compiler.jaxprs.marks import first_mark, marks_in, without_marks
+from mpmd.compiler.jaxprs.marks import first_mark, marks_in, without_identities
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import CompileError
 from mpmd.language.annotate import Boundary, Mark, mark_of, mark_p
@@ -41,7 +41,7 @@ def cut_marked_scan(args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]
     body: Jaxpr = params["jaxpr"].jaxpr
     if faults := dict.fromkeys(_misplaced(body)):
         raise CompileError(list(faults))
-    bare = closed(without_marks(body), params["jaxpr"].consts)
+    bare = closed(without_identities(body, mark_p), params["jaxpr"].consts)
     if not params["length"]:
         return scan_p.bind(*args, **{**params, "jaxpr": bare})
     boundary, line = marks[0][1].boundary, where(marks[0][0])
@@ -104,7 +104,6 @@ def _marked_carry(params: Mapping[str, Any], marks: Sequence[tuple[JaxprEqn, Mar
 
 
 def _not_carried(line: str, has_carry: bool) -> str:
-    """The fault of a mark whose result its scan does not carry, and the remedy."""
     if has_carry:
         return (
             f"mark_stage_end at {line} is in a scan that does not carry what it returns to the next "

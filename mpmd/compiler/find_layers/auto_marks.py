@@ -141,7 +141,6 @@ class _Traced:
             )
 
     def result(self, values: Sequence[Any]) -> Any:
-        """The function's result with these values for the results of the jaxpr."""
         out = list(self._out)
         for i, value in zip(self._array_positions, values, strict=True):
             out[i] = value
@@ -172,14 +171,11 @@ def _last_lines(layers: Sequence[FoundLayer], jaxpr: Jaxpr) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _NamedLayers:
-    """The layers of a function, with its name and the lines at which they end."""
-
     name: str
     layers: Sequence[FoundLayer]
     lines: Sequence[str]
 
     def layers_per_stage(self, decided: tuple[int, ...] | None, num_stages: int | None) -> tuple[int, ...]:
-        """The number of layers of each stage. Raises ``ValueError`` if they cannot be so."""
         if decided is not None:
             if decided and (sum(decided) != len(self.layers) or min(decided) < 1):
                 raise CompileError(
@@ -198,7 +194,6 @@ class _NamedLayers:
         return even_stages(work, leaving, num_stages)
 
     def text(self, number: int) -> str:
-        """A layer and the line at which it ends, as text; layers are counted from 1."""
         return f"layer {number} of {len(self.layers)} at {self.lines[number - 1]}"
 
     def __str__(self) -> str:

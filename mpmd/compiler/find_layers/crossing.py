@@ -60,11 +60,10 @@ class Crossing:
         self._made_at = np.array([made_at[var] for var in self._vars], int)
         self._last_read = np.array(list(last_read.values()), int)
         sizes = [nbytes(var) for var in self._vars]
-        self._bytes = self._sums(sizes, len(jaxpr.eqns))
-        self._count = self._sums([1] * len(sizes), len(jaxpr.eqns))
+        self._bytes = self._sums_by_position(sizes, len(jaxpr.eqns))
+        self._count = self._sums_by_position([1] * len(sizes), len(jaxpr.eqns))
 
-    def _sums(self, amounts: Sequence[int], length: int) -> list[int]:
-        """For each position, the sum of the amounts of the values that are handed over there."""
+    def _sums_by_position(self, amounts: Sequence[int], length: int) -> list[int]:
         changes = [0] * (length + 1)
         for amount, made_at, last in zip(amounts, self._made_at, self._last_read, strict=True):
             changes[made_at + 1] += amount
@@ -79,6 +78,5 @@ class Crossing:
         return [self.bytes_at(position) for position in range(start, stop + 1)]
 
     def at(self, position: int) -> list[Var]:
-        """The values handed over before an equation, in the order in which they are read first."""
         indices = np.flatnonzero((self._made_at < position) & (position <= self._last_read))
         return [self._vars[i] for i in indices]

@@ -23,13 +23,6 @@ from mpmd.compiler.jaxprs.printing import type_text
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.work import PRODUCTS, WorkOf, has_product, nbytes
 
-OPERATIONS_PER_BYTE = 10.0
-"""The operations that equal reading or writing a byte of memory, in the work of a layer.
-
-Devices do between ten (processors) and three hundred (accelerators' matrix units) operations meanwhile. The
-small number has layers follow products, whatever the device; a plan counts both by the cluster's own numbers.
-"""
-
 _MOST_PARTS = 32
 """The most parts of a function in which nothing repeats."""
 
@@ -88,7 +81,7 @@ def opened_for_layers(function: ClosedJaxpr) -> OpenFunction:
     otherwise it is taken for one block of the model. What stays a call is differentiated once, however often
     it is called.
     """
-    work_of = WorkOf(OPERATIONS_PER_BYTE)
+    work_of = WorkOf()
     total = work_of.jaxpr(function.jaxpr)
 
     def hides_layers(eqn: JaxprEqn) -> bool:
@@ -112,7 +105,7 @@ class _Finder:
     def __init__(self, jaxpr: Jaxpr, crossing: Crossing):
         self._crossing = crossing
         self._eqns = eqns = jaxpr.eqns
-        work_of = WorkOf(OPERATIONS_PER_BYTE)
+        work_of = WorkOf()
         self._work = [work_of.equation(eqn) for eqn in eqns]
         self._before = [0.0, *itertools.accumulate(self._work)]
         computed = {var for eqn in eqns for var in eqn.outvars if var not in crossing.from_inputs}
@@ -131,7 +124,7 @@ class _Finder:
         return self._before[stop] - self._before[start]
 
     def layers(self, count: int | None) -> tuple[FoundLayer, ...]:
-        ends = sorted({*self._of_blocks(), *self._of_the_rest()})
+        ends = sorted({*self._block_ends(), *self._piece_ends()})
         ends = [LayerEnd(0), *(end for end in ends if self._leaving(end)), LayerEnd(len(self._eqns))]
         layers = [self._layer(start, end) for start, end in itertools.pairwise(ends)]
         usual = self._typical_work()
@@ -149,16 +142,14 @@ class _Finder:
             )
             yield from (dataclasses.replace(run, start=start + run.start) for run in runs)
 
-    def _of_blocks(self) -> Iterator[LayerEnd]:
-        """The ends of blocks: between iterations of scans, and between repeated parts."""
+    def _block_ends(self) -> Iterator[LayerEnd]:
         for i in self._scans:
             yield from (LayerEnd(i, done) for done in range(self._eqns[i].params["length"]))
             yield LayerEnd(i + 1)
         for run in self._runs:
             yield from map(LayerEnd, run.ends)
 
-    def _of_the_rest(self) -> Iterator[LayerEnd]:
-        """The ends of parts of the equations that are in no block."""
+    def _piece_ends(self) -> Iterator[LayerEnd]:
         blocks = sorted((*self.scan_ranges, *self.run_ranges))
         for start, stop in _gaps(blocks, len(self._eqns)):
             for position in best_pieces(
@@ -185,8 +176,7 @@ class _Finder:
         return next(work for (work, _), total in zip(of_blocks, passed, strict=True) if total >= half)
 
     def _usual_leaving(self) -> float | None:
-        """The median of the bytes that blocks hand over; ``None`` without blocks."""
-        leaving = [self._leaving(end) for end in self._of_blocks()]
+        leaving = [self._leaving(end) for end in self._block_ends()]
         return statistics.median(leaving) if leaving else None
 
     def _has_product(self, layer: FoundLayer) -> bool:

@@ -20,19 +20,15 @@ Function = Callable[..., list[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class RematOptions:
-    """The options of ``jax.checkpoint`` around a function."""
-
     policy: Any
     prevent_cse: Any = True
 
     @classmethod
     def by_policy(cls, policy: Remat) -> RematOptions | None:
-        """Options whose policy has the same name in ``jax.checkpoint_policies``."""
         return None if policy is Remat.NONE else cls(getattr(jax.checkpoint_policies, policy.value))
 
 
 def under_remat(function: ClosedJaxpr, options: RematOptions | None) -> Function:
-    """The function under ``jax.checkpoint``, or as it is for ``None``."""
     run = jaxpr_as_fun(function)
     if options is None:
         return run
@@ -72,12 +68,6 @@ def open_function(function: ClosedJaxpr, should_open: Callable[[JaxprEqn], bool]
 
 
 class _LayerOpening(Inliner):
-    """An inliner of ``jit`` and rematerialised functions.
-
-    Attributes:
-      remat: of each equation, as in ``OpenFunction``.
-    """
-
     def __init__(self, should_open: Callable[[JaxprEqn], bool]):
         super().__init__()
         self._should_open = should_open

@@ -39,7 +39,6 @@ class Repeat:
 
     @property
     def ends(self) -> range:
-        """The positions between parts, and those before the first and behind the last one."""
         return range(self.start, self.stop + 1, self.period)
 
 

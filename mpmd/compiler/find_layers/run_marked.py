@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_scans import cut_scan
 from mpmd.compiler.find_layers.crossing import Crossing
-from mpmd.compiler.find_layers.find_layers import OPERATIONS_PER_BYTE, LayerEnd
+from mpmd.compiler.find_layers.find_layers import LayerEnd
 from mpmd.compiler.find_layers.open_function import OpenFunction, RematOptions, under_remat
 from mpmd.compiler.jaxprs.equations import (
     Atom,
@@ -77,7 +77,6 @@ class MarkedRun:
         return self._read(self._jaxpr.outvars)
 
     def _edges(self) -> list[int]:
-        """The positions where a stage, a function under ``jax.checkpoint`` or a cut scan begins or ends."""
         count = len(self._jaxpr.eqns)
         edges = {0, count}
         for end in (*self._stage_ends, *self._remat):
@@ -105,7 +104,7 @@ class MarkedRun:
             self._run_scan(scan, start, ranges)
             return
         read_later = [var for eqn in of_layers for var in eqn.outvars if self._last_read.get(var, -1) >= stop]
-        options = self._options(LayerEnd(stop)) if is_open else opened
+        options = self._options_of_layer(LayerEnd(stop)) if is_open else opened
         makers = needed_eqns(self._from_inputs, free_variables(of_layers)) if options else []
         self._evaluate([*makers, *of_layers], read_later, options)
 
@@ -128,15 +127,13 @@ class MarkedRun:
         results = cut_scan(eqn.params, self._read(eqn.invars), handed_over, boundaries, of_ranges)
         self._values.update(zip(eqn.outvars, results, strict=True))
 
-    def _options(self, end: LayerEnd) -> RematOptions | None:
-        """The options of the layer that contains the equations before ``end``."""
+    def _options_of_layer(self, end: LayerEnd) -> RematOptions | None:
         return self._remat[min(other for other in self._remat if other >= end)]
 
     def _ranges(self, scan: JaxprEqn, position: int) -> list[tuple[int, RematOptions | None]]:
-        """The options of iterations of a scan, each with the iteration behind the last one."""
         length = scan.params["length"]
         ends = (*(LayerEnd(position, done) for done in range(1, length)), LayerEnd(position + 1))
-        groups = itertools.groupby(enumerate(map(self._options, ends), 1), key=lambda each: each[1])
+        groups = itertools.groupby(enumerate(map(self._options_of_layer, ends), 1), key=lambda each: each[1])
         return [(max(stop for stop, _ in group), options) for options, group in groups]
 
     def _evaluate(
@@ -156,7 +153,7 @@ class MarkedRun:
 
 def _are_rematerialised(eqns: Sequence[JaxprEqn]) -> bool:
     """Whether most of the work is under ``jax.checkpoint`` already: a layer is not to be computed thrice."""
-    work_of = WorkOf(OPERATIONS_PER_BYTE)
+    work_of = WorkOf()
 
     def again(eqn: JaxprEqn) -> float:
         if eqn.primitive.name == "scan":

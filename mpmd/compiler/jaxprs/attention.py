@@ -14,7 +14,6 @@ CUDNN_ATTENTION = """
     dot_product_attention_fwd dot_product_attention_fwd_wrapper
     dot_product_attention_bwd dot_product_attention_bwd_wrapper
 """
-"""The names of the primitives of the forward and of the backward."""
 
 _CAUSAL_MASKS = (2, 3)
 _BNTH = 1

@@ -26,7 +26,7 @@ from mpmd.compiler.jaxprs.equations import (
 from mpmd.compiler.jaxprs.scans import Scan
 
 DimensionsOf = Callable[[JaxprEqn], Sequence[CommonDimension]]
-PartParams = Callable[[JaxprEqn, CommonDimension, int], Mapping]
+PartParams = Callable[[JaxprEqn, CommonDimension, int], Mapping[str, Any]]
 
 
 def batch_dimensions(eqn: JaxprEqn, dimensions_of: DimensionsOf) -> Iterator[CommonDimension]:
@@ -90,8 +90,7 @@ def _dimension_of(atom: Atom, members: Mapping[Var, int]) -> int | None:
 
 
 def _outside(scan: Scan, members: Mapping[Var, int]) -> CommonDimension:
-    """The dimension of a scan's operands and results that variables of its body have. Stacked arrays have
-    one dimension more, the first."""
+    """Stacked arrays have one dimension more than their variables in the body, the first."""
     invars, outvars = scan.body.invars, scan.body.outvars
     ins = {i: members[var] + (i >= scan.xs.start) for i, var in enumerate(invars) if var in members}
     outs = {i: members[a] + (i >= scan.num_carry) for i, a in enumerate(outvars) if is_among(a, members)}

@@ -42,7 +42,6 @@ _BODIES = {
     "remat2": ("jaxpr",),
     "treduce": ("body",),
 }
-"""The parameters that are bodies."""
 
 _WITH_OWN_VARIABLES = ("cond", "treduce")
 
@@ -56,11 +55,11 @@ def canonical(function: ClosedJaxpr) -> tuple[Jaxpr, Constants]:
     Returns: the jaxpr, whose first inputs are the constants that the function, and calls and bodies in it,
       close over, and the values of the constants.
     """
-    return _written(function, _Scope({}, is_body=False))
+    return _canonical_form(function, _Scope({}, is_body=False))
 
 
 def canonical_faults(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
-    """The equations that are not in canonical form, but for whose variables bodies have."""
+    """Yields a text for each equation that is not in canonical form. Skips the variables of bodies."""
     return _faults(eqns, set())
 
 
@@ -107,7 +106,6 @@ _CALLS: Mapping[str, Callable[[JaxprEqn], ClosedJaxpr]] = {
     "custom_linear_solve": _solution,
     "call_hi_primitive": expanded,
 }
-"""The functions that primitives only call."""
 
 
 def _bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
@@ -118,8 +116,7 @@ def _bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     return [body if isinstance(body, ClosedJaxpr) else closed(body) for body in bodies]
 
 
-def _written(function: ClosedJaxpr, scope: _Scope) -> tuple[Jaxpr, Constants]:
-    """The canonical form of a function in a scope of its own."""
+def _canonical_form(function: ClosedJaxpr, scope: _Scope) -> tuple[Jaxpr, Constants]:
     jaxpr = function.jaxpr
     renamed: dict[Var, Atom] = scope.constants_of(function)
     invars = [scope.own(var, renamed) for var in jaxpr.invars]
@@ -150,7 +147,6 @@ class _Scope(Inliner):
         self._is_body = is_body
 
     def own(self, var: Var, renamed: dict[Var, Atom]) -> Var:
-        """The variable of this scope for ``var``, which is noted if it is another one."""
         if not self._own_variables:
             return var
         renamed[var] = new = Var(var.aval)
@@ -164,10 +160,9 @@ class _Scope(Inliner):
         return self._as_sharded(call, results, "out_shardings")
 
     def append(self, eqn: JaxprEqn) -> None:
-        super().append(self._with_bodies(eqn))
+        super().append(self._with_canonical_bodies(eqn))
 
     def _as_sharded(self, call: JaxprEqn, atoms: Iterable[Atom], name: str) -> list[Atom]:
-        """Operands or results of a call, with a constraint for those whose sharding it says."""
         shardings = call.params.get(name, ()) if self._is_body else ()
         values = list(atoms)
         for i, sharding in enumerate(shardings):
@@ -178,14 +173,13 @@ class _Scope(Inliner):
 
     def _body(self, body: ClosedJaxpr, own_variables: bool) -> tuple[Jaxpr, Constants]:
         if own_variables:
-            return _written(body, _Scope(self._known, own_variables=True))
+            return _canonical_form(body, _Scope(self._known, own_variables=True))
         key = (id(body.jaxpr), *map(id, body.consts))
         if key not in self._known:
-            self._known[key] = body, _written(body, _Scope(self._known))
+            self._known[key] = body, _canonical_form(body, _Scope(self._known))
         return self._known[key][1]
 
-    def _with_bodies(self, eqn: JaxprEqn) -> JaxprEqn:
-        """The equation with canonical bodies, whose constants are among its operands."""
+    def _with_canonical_bodies(self, eqn: JaxprEqn) -> JaxprEqn:
         if eqn.primitive.name not in _BODIES:
             return eqn
         before = _bodies_of(eqn)

@@ -92,7 +92,6 @@ def choices_in(eqns: Sequence[JaxprEqn]) -> set[Var]:
 
 
 def choice_name(eqn: JaxprEqn) -> str | None:
-    """``KEPT`` or ``RECOMPUTED``, if the equation gives this name to a choice."""
     name = eqn.params["name"] if eqn.primitive is name_p else None
     return name if name in (KEPT, RECOMPUTED) else None
 

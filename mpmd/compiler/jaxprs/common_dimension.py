@@ -49,7 +49,6 @@ class CommonDimension(NamedTuple):
         return min(sizes, default=1)
 
     def of_variables(self, eqn: JaxprEqn) -> Iterator[tuple[Var, int]]:
-        """The variables that have it, each with its number there."""
         for atoms, dims in ((eqn.invars, self.ins), (eqn.outvars, self.outs)):
             for i, dim in dims.items():
                 if isinstance(atom := atoms[i], Var):

@@ -23,11 +23,7 @@ Labels = frozenset[Any]
 
 
 def labels_of_results(eqn: JaxprEqn, labels: Sequence[Labels]) -> list[Labels]:
-    """For each result the labels of the operands that it depends on, in any iteration of a loop.
-
-    Args:
-      labels: the labels of each operand.
-    """
+    """For each result the labels of the operands that it depends on, in any iteration of a loop."""
     params, name = eqn.params, eqn.primitive.name
     if name == "cond":
         branches = [_labels_through(branch.jaxpr, labels[1:]) for branch in params["branches"]]
@@ -70,7 +66,7 @@ def live_eqns(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> tuple[JaxprE
 
 
 def _live_while(is_used: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None]:
-    """The operands that a ``while`` needs for the used results, and the loop without what these do not need.
+    """The operands that a ``while`` needs for the used results, and the loop without unneeded values.
 
     JAX has a rule for it since 0.12; before, each result needs all that the loop carries. JAX applies this
     rule to all functions of the process, some of which read or write a ``Ref`` in a loop: such loops stay

@@ -66,7 +66,6 @@ def is_cheap(eqn: JaxprEqn) -> bool:
 
 
 def is_elementwise(eqn: JaxprEqn) -> bool:
-    """Whether each element of the results depends on the same element of the operands, or on a scalar."""
     return _all_in(eqn, ELEMENTWISE)
 
 
@@ -104,7 +103,6 @@ def is_window(eqn: JaxprEqn) -> bool:
 
 
 def has_reduction(eqn: JaxprEqn) -> bool:
-    """Whether the equation makes something small of something large."""
     return _any_in(eqn, _REDUCTION)
 
 

@@ -18,7 +18,6 @@ class DisjointSets(Generic[T]):
         self._above: dict[T, T] = {}
 
     def find(self, member: T) -> T:
-        """The member that stands for the set of this one, until the set is joined with another."""
         above = self._above
         while (next_above := above.setdefault(member, member)) != member:
             above[member] = above[next_above]
@@ -35,7 +34,6 @@ class DisjointSets(Generic[T]):
                 self._above[self.find(member)] = first
 
     def representatives(self) -> dict[T, T]:
-        """Maps each member that was looked up or joined to the representative of its set."""
         return {member: self.find(member) for member in list(self._above)}
 
     def sets(self) -> list[list[T]]:

@@ -38,7 +38,6 @@ def any_inside(eqn: JaxprEqn, primitive: Primitive) -> bool:
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:
-    """The atoms without literals."""
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
@@ -110,13 +109,11 @@ def are_same(new: Sequence[Any], old: Sequence[Any]) -> bool:
 
 
 def with_eqns(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], **changes: Any) -> Jaxpr:
-    """The jaxpr with other equations and the effects that follow from them."""
     effects = frozenset().union(*(eqn.effects for eqn in eqns))
     return jaxpr.replace(eqns=list(eqns), effects=effects, debug_info=NAMELESS, **changes)
 
 
 def with_body(eqn: JaxprEqn, body: Jaxpr) -> JaxprEqn:
-    """A scan or a rematerialised function with another body."""
     is_closed = isinstance(eqn.params["jaxpr"], core.ClosedJaxpr)
     return eqn.replace(params={**eqn.params, "jaxpr": closed(body) if is_closed else body})
 
@@ -132,7 +129,6 @@ def closed(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> core.ClosedJaxpr:
 
 
 def makers_of(eqns: Iterable[JaxprEqn]) -> dict[Var, JaxprEqn]:
-    """The variables that equations define, each with its equation."""
     return {var: eqn for eqn in eqns for var in eqn.outvars}
 
 
@@ -149,7 +145,6 @@ def free_variables(eqns: Iterable[JaxprEqn]) -> list[Var]:
 
 
 def dependents(eqns: Iterable[JaxprEqn], sources: Iterable[Var]) -> set[Var]:
-    """The forward slice of ``sources``: these variables, and all variables that depend on them."""
     reached = set(sources)
     for eqn in eqns:
         if not reached.isdisjoint(operands(eqn)):
@@ -185,7 +180,6 @@ def shape_of(atom: Atom) -> tuple[int, ...]:
 
 
 def aval_of(atom: Atom) -> Any:
-    """The shape, dtype and weak type of a variable's or literal's value."""
     return atom.aval
 
 
@@ -199,5 +193,4 @@ def is_inexact(atom: Atom) -> bool:
 
 
 def is_index(atom: Atom) -> bool:
-    """Whether a value is a single integer."""
     return shape_of(atom) == () and jnp.issubdtype(aval_of(atom).dtype, jnp.integer)

@@ -56,8 +56,6 @@ class Passed(NamedTuple):
 
 
 class _Surroundings(NamedTuple):
-    """The surroundings of equations: numbers of variables, how often they run, the operations, the kernel."""
-
     numbers: dict[Var, Value]
     times: int
     operations: list[Operation]
@@ -80,7 +78,6 @@ class FlatEquations:
     _numbers: dict[Var, Value] = dataclasses.field(default_factory=dict)
 
     def value(self, var: Var) -> Value:
-        """The value of a variable outside of bodies."""
         return self._number(var, self._numbers)
 
     def add(self, eqns: Iterable[JaxprEqn]) -> list[Operation]:
@@ -124,7 +121,6 @@ class FlatEquations:
         return self._number(atom, numbers) if isinstance(atom, Var) else None
 
     def _body(self, jaxpr: Jaxpr, reads: Iterable[Value | None], scope: _Surroundings) -> list[Value | None]:
-        """Adds the equations of a jaxpr that reads values. Returns the values of its results."""
         inputs = zip(jaxpr.invars, reads, strict=True)
         inside = {var: self._new(var.aval) if value is None else value for var, value in inputs}
         self._add(jaxpr.eqns, scope._replace(numbers=inside))
@@ -147,7 +143,7 @@ class FlatEquations:
     def _loop(
         self, body: Jaxpr, eqn: JaxprEqn, reads: Sequence[Value | None], carry: slice, scope: _Surroundings
     ) -> None:
-        """Adds the body of a loop. Its inputs behind the carried values are rows of the values ``reads``."""
+        """The body's inputs behind the carried values are rows of the values ``reads``."""
         inputs = list(reads)
         for i, var in enumerate(body.invars[carry.start :], carry.start):
             inputs[i] = self._new(var.aval)

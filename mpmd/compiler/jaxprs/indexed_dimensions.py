@@ -33,7 +33,6 @@ def gather_dimensions(eqn: JaxprEqn) -> Iterator[CommonDimension]:
 
 
 def gather_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
-    """The parameters that differ in a part of the gather, of ``size`` elements along an exact dimension."""
     if set(dimension.ins) != {0}:
         return {}
     sizes = list(eqn.params["slice_sizes"])

@@ -58,7 +58,6 @@ class Inliner(abc.ABC):
             self.append(eqn)
 
     def open(self, call: JaxprEqn, callee: ClosedJaxpr, operands: Iterable[Atom]) -> list[Atom]:
-        """Appends the equations of a call, and returns its results."""
         inside = self.constants_of(callee)
         inside.update(zip(callee.jaxpr.invars, operands, strict=True))
         self.add(callee.jaxpr.eqns, inside, call)
@@ -68,12 +67,10 @@ class Inliner(abc.ABC):
         self.eqns.append(eqn)
 
     def constants_of(self, function: ClosedJaxpr) -> dict[Var, Atom]:
-        """Variables for the constants that a function closes over; one for each value."""
         pairs = zip(function.jaxpr.constvars, function.consts, strict=True)
         return {var: self.constant(var, value) for var, value in pairs}
 
     def constant(self, var: Var, value: Any) -> Var:
-        """The variable for the value of ``var``."""
         if id(value) not in self._constant_of:
             self._constant_of[id(value)] = new = Var(var.aval)
             self.constants[new] = value

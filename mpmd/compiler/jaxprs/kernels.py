@@ -41,8 +41,6 @@ class KernelCall(NamedTuple):
 
 
 class Around(NamedTuple):
-    """The surroundings of an equation: its kernel, and whether they are of a backward."""
-
     kernel: KernelCall | None = None
     is_backward: bool = False
 
@@ -51,12 +49,11 @@ NOTHING_AROUND = Around()
 
 
 def kernel_of(eqn: JaxprEqn) -> Kernel | None:
-    """The kernel that a ``jax.checkpoint`` is; ``None`` for other equations."""
     policy = eqn.params.get("policy")
     return policy if isinstance(policy, Kernel) else None
 
 
-def kernel_around(eqn: JaxprEqn, around: Around, flash_attention: bool = False) -> Around:
+def kernel_around(eqn: JaxprEqn, around: Around, flash_attention: bool) -> Around:
     """Returns the surroundings of the equations in an equation's body; ``kernel`` is the equation's own, too.
 
     The name stacks of a body say nothing of the equations around it, so a body inherits their surroundings.
@@ -78,7 +75,6 @@ def kernel_around(eqn: JaxprEqn, around: Around, flash_attention: bool = False) 
 
 
 def _is_attention(eqn: JaxprEqn) -> bool:
-    """Whether ``jax.nn.dot_product_attention`` has made an equation."""
     traceback = eqn.source_info.traceback
     return traceback is not None and any(
         frame.function_name == "dot_product_attention" and frame.file_name.startswith(_JAX_NN)

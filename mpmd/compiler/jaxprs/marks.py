@@ -28,19 +28,12 @@ def has_mark(eqn: JaxprEqn) -> bool:
 
 
 def marks_in(jaxpr: Jaxpr) -> Iterator[tuple[JaxprEqn, Mark]]:
-    """The marks in a jaxpr and in the bodies of its equations."""
     return ((eqn, mark) for eqn in all_eqns(jaxpr.eqns) if (mark := mark_of(eqn)))
 
 
 def first_mark(eqn: JaxprEqn) -> str:
-    """The name in messages of the first mark inside an equation."""
     mark = next(mark for inner in subjaxprs(eqn) for mark, _ in marks_in(inner))
     return mark_text(mark, line_of(as_called(eqn, mark)))
-
-
-def without_marks(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr with the results of marks replaced by their operands, at any depth outside of loops."""
-    return without_identities(jaxpr, mark_p)
 
 
 def without_identities(jaxpr: Jaxpr, *primitives: Primitive) -> Jaxpr:
@@ -77,5 +70,5 @@ def in_loops(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
 
 
 def everywhere(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
-    """A step that is changed after the bodies of its loops are."""
+    """Applies ``change`` to the bodies of a step's loops, and then to the step."""
     return change(in_loops(jaxpr, change))

@@ -27,7 +27,6 @@ class Names:
         self._count = 0
 
     def of(self, atom: Atom) -> str:
-        """The name of a variable, or the value of a literal."""
         if isinstance(atom, Literal):
             return str(atom.val)
         if atom not in self._names:
@@ -35,11 +34,9 @@ class Names:
         return self._names[atom]
 
     def all(self, atoms: Iterable[Atom]) -> str:
-        """The names of several, with commas between them."""
         return ", ".join(map(self.of, atoms))
 
     def typed(self, atom: Atom) -> str:
-        """A name with the value's dtype and shape, such as ``a:float32[2,3]``."""
         return f"{self.of(atom)}:{type_text(aval_of(atom))}"
 
     def equation(self, eqn: JaxprEqn) -> str:
@@ -71,7 +68,6 @@ def groups_text(groups: Iterable[int]) -> str:
 
 
 def levels_text(levels: Mapping[int, int]) -> str:
-    """The levels of groups, and which groups have each."""
     by_level: dict[int, list[int]] = {}
     for group, level in sorted(levels.items()):
         by_level.setdefault(level, []).append(group)

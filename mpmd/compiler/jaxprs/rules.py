@@ -25,16 +25,13 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from mpmd.compiler.jaxprs.attention import CUDNN_ATTENTION, attention_dimensions
-from mpmd.compiler.jaxprs.batched_scans import batch_dimensions, batched_body
+from mpmd.compiler.jaxprs.batched_scans import PartParams, batch_dimensions, batched_body
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.equations import shape_of
 from mpmd.compiler.jaxprs.indexed_dimensions import gather_dimensions, gather_params, scatter_dimensions
 from mpmd.compiler.jaxprs.products import product_dimensions, ragged_product_dimensions
 
 FindDimensions = Callable[[JaxprEqn], Iterable[CommonDimension]]
-"""Lists the dimensions that an equation's operands and results have in common."""
-
-PartParams = Callable[[JaxprEqn, CommonDimension, int], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +52,6 @@ class Rule:
 
 
 def common_dimensions(eqn: JaxprEqn) -> Iterable[CommonDimension]:
-    """All dimensions that an equation's operands and results have in common, each once."""
     rule = RULES.get(eqn.primitive.name)
     return rule.dimensions(eqn) if rule else ()
 
@@ -95,7 +91,6 @@ def _in_place(eqn: JaxprEqn) -> Iterator[CommonDimension]:
 
 
 def part_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
-    """The parameters that differ in a part of an equation, of ``size`` elements along an exact dimension."""
     rule = RULES.get(eqn.primitive.name)
     return rule.part_params(eqn, dimension, size) if rule else {}
 
@@ -104,8 +99,6 @@ def part_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping
 
 
 def _shape_param(name: str) -> PartParams:
-    """Sets the parameter ``name`` to the shape of the result's part."""
-
     def params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
         shape = list(eqn.params[name])
         shape[dimension.outs[0]] = size
@@ -240,7 +233,7 @@ def reshaped(eqn: JaxprEqn) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
 
 
 def _reshape(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """The first ones of dimensions that are merged or split: as many elements come before both."""
+    """The first dimension of each merge or split: as many elements come before it in operand and result."""
     if eqn.params.get("dimensions") is not None:
         return
     shape, target = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
@@ -286,7 +279,6 @@ def _iota(eqn: JaxprEqn) -> Iterator[CommonDimension]:
 
 
 def _stack(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """All dimensions but the new one."""
     new = eqn.params["axis"]
     for d in range(len(shape_of(eqn.invars[0]))):
         yield CommonDimension(dict.fromkeys(range(len(eqn.invars)), d), {0: d + (d >= new)})
@@ -385,4 +377,3 @@ RULES: Mapping[str, Rule] = {
     # Of loops.
     "scan": Rule(_scan, _scan_params),
 }
-"""For each primitive, by name."""

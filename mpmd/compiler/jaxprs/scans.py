@@ -53,7 +53,6 @@ class Scan:
         return self.carry.stop - self.carry.start
 
     def operands(self, positions: slice) -> dict[Var, Atom]:
-        """The variables of the body at ``positions``, each with the scan's operand."""
         return dict(zip(self.body.invars[positions], self.eqn.invars[positions], strict=True))
 
     @property

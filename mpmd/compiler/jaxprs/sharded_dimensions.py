@@ -27,7 +27,6 @@ ShardedDimensions = tuple[Axes, ...]
 
 
 def dimensions_of(spec: Spec, ndim: int) -> ShardedDimensions:
-    """The dimensions of a value of rank ``ndim`` with a spec."""
     entries = tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
     return entries + ((),) * (ndim - len(entries))
 
@@ -40,12 +39,10 @@ def as_spec(dimensions: ShardedDimensions) -> Spec:
 
 
 def axes_in(dimensions: ShardedDimensions) -> set[str]:
-    """The mesh axes that shard any dimension."""
     return {axis for entry in dimensions for axis in entry}
 
 
 def without(dimensions: ShardedDimensions, axes: Collection[str]) -> ShardedDimensions:
-    """Returns the dimensions with ``axes`` removed from every dimension."""
     return tuple(tuple(axis for axis in entry if axis not in axes) for entry in dimensions)
 
 
@@ -132,7 +129,6 @@ def _axes_along(
     size: int,
     mesh: Mapping[str, int],
 ) -> Axes:
-    """Returns the axes that shard an operand's dimension, if they divide the result's dimension, too."""
     for i, d in dimension.ins.items():
         if axes := operands[i][d]:
             is_kept = aval_of(eqn.invars[i]).shape[d] == size

@@ -24,8 +24,6 @@ _LIBRARY = re.compile(rf"(.*[/\\](site|dist)-packages|{_STANDARD})[/\\]")
 
 
 class SourceFrame(NamedTuple):
-    """A call: its file, the number of its line, and the function that the line is in."""
-
     file_name: str
     line_num: int
     function_name: str
@@ -35,7 +33,6 @@ class SourceFrame(NamedTuple):
 
     @property
     def is_of_library(self) -> bool:
-        """Whether the file is of an installed package or of the standard library."""
         return _LIBRARY.match(self.file_name) is not None
 
     @property
@@ -106,7 +103,6 @@ def line_of(eqn: JaxprEqn) -> str | None:
 
 
 def where(eqn: JaxprEqn) -> str:
-    """``line_of`` for messages."""
     return line_of(eqn) or "an unknown line"
 
 

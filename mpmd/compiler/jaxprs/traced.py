@@ -35,7 +35,6 @@ _copied = jax.jit(lambda x: [jnp.copy(x)])
 
 
 def copy_of(value: Atom) -> JaxprEqn:
-    """The equation that copies a value to a new variable."""
     (copy,), _ = traced_eqns(_copied, [value])
     return copy
 

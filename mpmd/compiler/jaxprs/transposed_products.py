@@ -20,11 +20,7 @@ from mpmd.compiler.jaxprs.equations import Atom, operands, shape_of
 
 
 def without_transposed_products(eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[JaxprEqn]:
-    """The equations with operands exchanged where a product's only reader transposes it.
-
-    Args:
-      results: of the equations.
-    """
+    """The equations with operands exchanged where a product's only reader transposes it."""
     num_readers = collections.Counter(var for eqn in eqns for var in operands(eqn))
     num_readers.update(atom for atom in results if not isinstance(atom, Literal))
     products = {eqn.outvars[0]: eqn for eqn in eqns if eqn.primitive.name == "dot_general"}
@@ -53,7 +49,6 @@ def _exchanges(transposition: JaxprEqn, product: JaxprEqn) -> bool:
 
 
 def _exchanged(product: JaxprEqn, transposition: JaxprEqn) -> JaxprEqn:
-    """Returns the product with its operands exchanged, which is the transposed product."""
     contracted, batched = product.params["dimension_numbers"]
     params = {
         **product.params,
@@ -77,7 +72,6 @@ def _exchanged_precision(precision: Any) -> Any:
 
 
 def _transposed(sharding: NamedSharding | None, permutation: Sequence[int]) -> NamedSharding | None:
-    """The sharding of a transposed array; ``None`` if the product's ``out_sharding`` is open."""
     if sharding is None:
         return None
     spec = sharding.spec

@@ -17,9 +17,15 @@ _VIEWS = frozenset("broadcast_in_dim expand_dims iota reshape rev slice squeeze 
 PRODUCTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated"})
 """Matrix products and convolutions. A ragged product is one product of each group of rows."""
 
+OPERATIONS_PER_BYTE = 10.0
+"""The operations that equal reading or writing a byte of memory, in the work of a layer.
+
+Devices do between ten (processors) and three hundred (accelerators' matrix units) operations meanwhile. The
+small number has layers follow products, whatever the device; a plan counts both by the cluster's own numbers.
+"""
+
 
 def has_product(eqn: JaxprEqn) -> bool:
-    """Whether there is a matrix product or a convolution in an equation."""
     return any(
         one.primitive.name in PRODUCTS or attention_operations(one) is not None for one in all_eqns([eqn])
     )
@@ -108,21 +114,16 @@ def traffic(eqn: JaxprEqn) -> int:
 
 
 class WorkOf:
-    """Work in operations, where a byte of traffic counts as some; remembers the jaxprs that it has seen.
+    """Work in operations, where a byte of traffic counts as ``OPERATIONS_PER_BYTE``; remembers jaxprs."""
 
-    Args:
-      operations_per_byte: what a device computes while it reads or writes a byte of its memory.
-    """
-
-    def __init__(self, operations_per_byte: float):
-        self._per_byte = operations_per_byte
+    def __init__(self) -> None:
         self._known: dict[int, tuple[Jaxpr, float]] = {}
 
     def equation(self, eqn: JaxprEqn) -> float:
-        """With the work within it: of all iterations of a scan, of one of a ``while``."""
+        """Counts nested jaxprs: every iteration of a scan, one iteration of a ``while`` loop."""
         inner = subjaxprs(eqn)
         if not inner:
-            return operations(eqn) + self._per_byte * traffic(eqn)
+            return operations(eqn) + OPERATIONS_PER_BYTE * traffic(eqn)
         if eqn.primitive.name == "cond":
             return max(map(self.jaxpr, inner))
         # What differentiates a function, as in a custom_vjp_call, is a function, no jaxpr.

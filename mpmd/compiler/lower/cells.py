@@ -66,16 +66,9 @@ class LoweredCell:
 
 
 class CellLowering:
-    """Lowers cells, each kind of cell once.
-
-    Args:
-      graph: the step.
-      stage_groups: the group of each stage.
-      table: where the executables go.
-    """
+    """Lowers cells, each kind of cell once, and adds their executables to ``table``."""
 
     def __init__(self, graph: TaskGraph, stage_groups: Sequence[int], table: ExecutableTable):
-        self._graph = graph
         self._indices = {loop.index for loop in graph.step.loops}
         self._stage_groups = stage_groups
         self._table = table

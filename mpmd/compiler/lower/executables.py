@@ -101,7 +101,6 @@ class ExecutableTable:
 
 
 def python_calls(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
-    """The callbacks into Python among equations, at any depth, each with the user's line."""
     return (
         f"{eqn.primitive} at {where(eqn)}" for eqn in all_eqns(eqns) if eqn.primitive.name in PYTHON_CALLS
     )
@@ -110,7 +109,7 @@ def python_calls(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
 def function_of(
     name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]
 ) -> Function:
-    """The function of equations; typed keys are the integers inside."""
+    """Typed keys among the arguments and results are passed as the integers inside."""
     jaxpr = ClosedJaxpr(make_jaxpr(invars, eqns, outvars), ())
     avals = avals_of(invars)
 
@@ -134,5 +133,4 @@ def on_group(jaxpr: Jaxpr, submeshes: Sequence[AbstractMesh], mpmd_idx: int) -> 
 
 
 def task_function(jaxpr: Jaxpr, name: str) -> Function:
-    """The function of the executable that has these equations, on any submesh of their group's shape."""
     return function_of(name, jaxpr.invars, jaxpr.eqns, jaxpr.outvars)

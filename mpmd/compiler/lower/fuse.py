@@ -18,7 +18,7 @@ class FusedWork(NamedTuple):
     """Equations of tasks that run as one.
 
     Attributes:
-      callbacks: those among the equations that are callbacks, each with its work and microbatch.
+      callbacks: the equations that are callbacks, each with its work and microbatch.
       names: for microbatches after the first, the variable that stands for each variable of the loop.
     """
 

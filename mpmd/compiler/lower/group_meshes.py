@@ -40,7 +40,9 @@ class GroupMeshes:
         Raises: ``CompileError`` for a function under ``per_group`` whose results have other shapes here.
         """
         eqns = list(eqns)
-        if self._are_equal and not any(_contains_per_group(eqn) for eqn in eqns):
+        if self._are_equal and not any(
+            eqn.primitive is per_group_p or any_inside(eqn, per_group_p) for eqn in eqns
+        ):
             return eqns
         return [self._moved(eqn, mpmd_idx) for eqn in eqns]
 
@@ -56,7 +58,6 @@ class GroupMeshes:
         return with_params(eqn, (Jaxpr, AbstractMesh, NamedSharding), changed)
 
     def _on_group(self, eqn: JaxprEqn, value: Any, mpmd_idx: int) -> Any:
-        """The mesh or sharding that takes the place of an equation's on a group."""
         submesh = self.submeshes[mpmd_idx]
         mesh = value.mesh if isinstance(value, NamedSharding) else value
         if not isinstance(mesh, AbstractMesh) or mesh.shape == submesh.shape or mesh.empty:
@@ -83,10 +84,6 @@ class GroupMeshes:
                 f"submesh is {dict(submesh.shape)}, but {on_first_group} on group 0"
             )
         return eqn.replace(primitive=call_p, params={"call_jaxpr": jaxpr, "name": "per_group"})
-
-
-def _contains_per_group(eqn: JaxprEqn) -> bool:
-    return eqn.primitive is per_group_p or any_inside(eqn, per_group_p)
 
 
 def _shapes(avals: Iterable[Any]) -> str:

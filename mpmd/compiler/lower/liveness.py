@@ -36,14 +36,12 @@ def _kept(plan: Plan, mpmd_idx: int) -> set[Name]:
 
 
 def _mentioned(instruction: Instruction) -> tuple[Name, ...]:
-    """Returns the names that an instruction defines, then the names that the instruction reads."""
     if isinstance(instruction, Run):
         return (*instruction.outputs, *instruction.inputs)
     return instruction.values
 
 
 def _last_uses(program: GroupProgram, kept: Collection[Name]) -> dict[int, tuple[Name, ...]]:
-    """For each position, the values that are not needed after that instruction."""
     last: dict[Name, int] = {}
     for position, instruction in enumerate(program.instructions):
         last.update(dict.fromkeys(_mentioned(instruction), position))
@@ -71,7 +69,6 @@ def _dying_inputs(plan: Plan, last_uses: Sequence[Mapping[int, tuple[Name, ...]]
 
 
 def _donated(executable: Executable, dying: Sequence[int]) -> tuple[int, ...]:
-    """The dying inputs whose buffer a result can take over."""
     results = collections.Counter(zip(executable.outputs, executable.out_specs, strict=True))
     donated = []
     for i in dying:

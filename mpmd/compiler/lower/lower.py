@@ -185,7 +185,6 @@ class _Lowering:
             self._programs[dst].append(Recv(tuple(names), src, tag))
 
     def _send_all(self, values: Iterable[tuple[Name, int, Set[int]]]) -> None:
-        """Sends values, each from the group that has it to its receivers."""
         receivers_by_source: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
         for name, source, receivers in values:
             receivers_by_source[source][name] = sorted(receivers)
@@ -193,7 +192,6 @@ class _Lowering:
             self._send(source, receivers_of)
 
     def _send_arguments(self) -> None:
-        """Sends arguments from where they stay to the other groups that read them."""
         homes = self._placed.homes
         self._send_all(
             (argument.path, min(homes[argument.var]), elsewhere)
@@ -277,7 +275,7 @@ class _Lowering:
         self._send_results(accumulators, states)
 
     def _run_cell(self, group: int, cell: Cell, lowered: LoweredCell, states: dict[Var, Name]) -> None:
-        """Runs a cell, and notes in ``states`` what accumulators' states are called afterwards."""
+        """Updates ``states`` to the names of the accumulators' states after the cell."""
         first = cell.tasks[0].microbatch
         inputs = tuple(
             value.pattern % (first + value.offset)

@@ -45,7 +45,6 @@ def check_specs(
 
 
 def _axes_of_layers(leaves: Sequence[Leaf]) -> list[int | None]:
-    """For each layer range of leaves, the dimension that counts layers; ``None`` without layer ranges."""
     return per_layer_range(leaves, [leaf.stack.axis if leaf.stack else None for leaf in leaves])
 
 

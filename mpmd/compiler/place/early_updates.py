@@ -61,7 +61,6 @@ class EarlyUpdates:
         self._busy = [_busy_group(graph, stage_groups, loop.first_stage) for loop in step.loops]
 
     def segments(self) -> list[int]:
-        """Returns for each equation the number of loops that run before it."""
         refused: set[_Slot] = set()
         while True:  # what reads the results of others can only run as early as they do
             segments = self._attempt(refused)

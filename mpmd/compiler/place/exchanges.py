@@ -45,7 +45,6 @@ def number_exchanges(
 def _earliest_levels(
     eqns: Sequence[JaxprEqn], runs: Sequence[GroupSet], segments: Sequence[int]
 ) -> list[dict[int, int]]:
-    """For each equation and group that runs it, the exchanges that must come before."""
     maker: dict[Var, int] = {}
     levels: list[dict[int, int]] = []
     for i, eqn in enumerate(eqns):

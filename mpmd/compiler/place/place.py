@@ -221,7 +221,7 @@ class _Placer:
         self._preferred: dict[Var, GroupSet] = {**self._accumulated, **self._held}
         self._moved = set(self._held)  # what groups hold, and what they only slice, join or convert of it
         for whole in self._graph.outer:
-            for eqn in self._parts(whole):
+            for eqn in self._parts_by_group(whole):
                 anchor = self._anchor(eqn)
                 self._eqns.append(eqn)
                 self._anchor_of.append(anchor)
@@ -233,8 +233,7 @@ class _Placer:
                         self._anchors[var] = anchor
                     self._preferred[var] = preferred
 
-    def _parts(self, eqn: JaxprEqn) -> Iterator[JaxprEqn]:
-        """Takes a conditional or a loop apart by the groups that its results depend on."""
+    def _parts_by_group(self, eqn: JaxprEqn) -> Iterator[JaxprEqn]:
         if eqn.effects or eqn.primitive.name not in CONTROL_FLOW:
             yield eqn
             return
@@ -246,7 +245,7 @@ class _Placer:
                 together.setdefault(key, []).append(i)
         if together[None] and eqn.primitive.name == "cond":
             for member in as_selections(eqn):
-                yield from self._parts(member)
+                yield from self._parts_by_group(member)
             return
         # What depends on several groups comes first, and keeps all it needs. Counters come with others.
         together[NOWHERE] = together.pop(NOWHERE, [])
@@ -316,7 +315,7 @@ class _Placer:
         return readers if self._may_repeat(eqn) else frozenset({min(readers)})
 
     def _may_repeat(self, eqn: JaxprEqn) -> bool:
-        """Whether each group that wants what an equation makes computes it for itself."""
+        """Whether each group that reads an equation's results computes them itself."""
         scalars = all(size(var) == 1 and var not in self._returned for var in eqn.outvars)
         return is_cheap(eqn) and (self._has_loop or scalars or is_exact(eqn))
 
@@ -341,5 +340,4 @@ class _Placer:
 
 
 def _repeats(eqn: JaxprEqn) -> bool:
-    """Whether the equation makes a larger array of the elements of a smaller one."""
     return eqn.primitive.name == "broadcast_in_dim" and size(eqn.outvars[0]) > size(eqn.invars[0])

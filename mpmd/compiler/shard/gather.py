@@ -63,7 +63,6 @@ def _axes_to_gather(
     axes: Set[str],
     submeshes: Sequence[AbstractMesh],
 ) -> Mapping[Var, Set[str]]:
-    """Maps outer values that tasks read to the axes of several devices that shard the value."""
     submesh_of = {
         task.stage: submesh
         for tasks in graph.tasks

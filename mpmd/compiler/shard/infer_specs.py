@@ -44,7 +44,6 @@ def infer_specs(graph: TaskGraph, specs: ArgumentSpecs) -> tuple[TaskGraph, dict
 
 
 def _with_results_apart(graph: TaskGraph, specs: ArgumentSpecs) -> tuple[TaskGraph, dict[Var, Spec]]:
-    """Returns the graph with a variable for each result that has its spec, and the variables' specs."""
     step = graph.step
     known = dict(zip((argument.var for argument in step.arguments), specs.arguments, strict=True))
     copies: list[JaxprEqn] = []

@@ -67,7 +67,7 @@ def constrained_axes(eqn: JaxprEqn) -> frozenset[str]:
 
 
 def _keeps_sums(eqn: JaxprEqn) -> bool:
-    """Whether a conversion or a division does not cut digits off, as those to integers do."""
+    """Whether a conversion or a division does not cut digits off, as conversions to integers do."""
     old, new = aval_of(eqn.invars[0]).dtype, aval_of(eqn.outvars[0]).dtype
     if jnp.issubdtype(old, jnp.complexfloating) != jnp.issubdtype(new, jnp.complexfloating):
         return False

@@ -29,13 +29,7 @@ def partial_sum_of(atom: Atom, known: Mapping[Var, PartialSum]) -> PartialSum | 
     return known.get(atom) if isinstance(atom, Var) else None
 
 
-def partial_sum_key(eqn: JaxprEqn, *more: Hashable) -> Hashable:
-    """A key that is equal for equations whose partial sums are made alike."""
-    return eqn.primitive, tuple(eqn.params.items()), more
-
-
 def as_function(eqn: JaxprEqn) -> Callable[..., list[jax.Array]]:
-    """The results of an equation as a function of its operands."""
     # Transposition leaves shardings here of meshes that are automatic, which mean nothing.
     params = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
 
@@ -91,7 +85,6 @@ class PartialSumMaker:
         return eqns, first
 
     def sum_up(self, partial: PartialSum, whole: Var) -> JaxprEqn:
-        """Returns the equation that adds partial sums up to the whole value."""
         (eqn,), _ = traced_eqns(_summed, [partial.var])
         return eqn.replace(outvars=[whole])
 

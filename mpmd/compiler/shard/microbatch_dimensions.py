@@ -84,7 +84,7 @@ def _constrained(
 
 
 def _dimension_of_operands(eqn: JaxprEqn, dimension: int) -> Iterator[tuple[Var, int]]:
-    """The operands that have a dimension of the result as it is, each with its number there."""
+    """The operands that share a dimension of the result, with the dimension's number in each operand."""
     size = aval_of(eqn.outvars[0]).shape[dimension]
     for one in likely_dimensions(eqn):
         if one.outs.get(0) == dimension:

@@ -55,7 +55,6 @@ from mpmd.compiler.shard.make_partial_sums import (
     PartialSum,
     PartialSumMaker,
     as_function,
-    partial_sum_key,
     partial_sum_of,
 )
 from mpmd.compiler.shard.sums import cut_sum
@@ -169,7 +168,6 @@ class _Walk:
                 self._add_partial_sum(eqn, frozenset.intersection(*targets.values()))
 
     def _add_partial_sum(self, eqn: JaxprEqn, allowed: frozenset[str]) -> None:
-        """Adds equations that make the partial sums of an equation's results, if there are any."""
         for positions in linear_positions(eqn):
             if operand_sums := [p for i in positions if (p := partial_sum_of(eqn.invars[i], self.partial))]:
                 self._add_linear(eqn, positions, operand_sums[0].axes)
@@ -179,7 +177,6 @@ class _Walk:
             self._add(eqn, cut.partial_sums, eqn.invars, cut.axes, cut.cut_points)
 
     def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
-        """Adds one equation for all partial sums of an equation that is linear in them."""
         if is_sharding_constraint(eqn):  # it asks for the whole value
             self.partial[eqn.outvars[0]] = self.partial[operands(eqn)[0]]
             return
@@ -202,13 +199,12 @@ class _Walk:
     def _add(
         self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, cut_points: Hashable
     ) -> None:
-        """Adds equations that make the partial sums of results, with operands cut at ``cut_points``."""
-        eqns, partial_sums = self._maker.make(fun, inputs, axes, partial_sum_key(eqn, cut_points))
+        key = eqn.primitive, tuple(eqn.params.items()), cut_points
+        eqns, partial_sums = self._maker.make(fun, inputs, axes, key)
         self.eqns.extend(new.replace(source_info=eqn.source_info) for new in eqns)
         self.partial.update(zip(eqn.outvars, partial_sums, strict=True))
 
     def _add_body(self, eqn: JaxprEqn, targets: Allowed) -> None:
-        """Adds a scan or a rematerialized function with partial sums as results instead of whole ones."""
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         inside = follow_inside(eqn, sharding, self._maker.mesh.shape)
         assert inside is not None, "only scans and rematerialized functions are rewritten inside"
@@ -249,7 +245,6 @@ class _Walk:
 
 
 def _with_partial_sums(jaxpr: Jaxpr, rewritten: RewrittenEqns, results: Mapping[int, PartialSum]) -> Jaxpr:
-    """The jaxpr with rewritten equations; it reads and returns the partial sums."""
     invars = [rewritten.carry[var].var if var in rewritten.carry else var for var in jaxpr.invars]
     outvars = [results[i].var if i in results else atom for i, atom in enumerate(jaxpr.outvars)]
     return make_jaxpr(invars, needed_eqns(rewritten.eqns, outvars), outvars)

@@ -36,7 +36,6 @@ class LoopReads(NamedTuple):
 
 
 def loop_reads(graph: TaskGraph) -> LoopReads:
-    """The reads of outer values by the equations of each stage's work."""
     indices = {loop.index for loop in graph.step.loops}
     outside = [*(a.var for a in graph.step.arguments), *(c.var for c in graph.step.constants)]
     outside += makers_of(graph.outer)
@@ -54,7 +53,7 @@ def loop_reads(graph: TaskGraph) -> LoopReads:
 
 
 def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], loop_reads: LoopReads) -> None:
-    """Adds to ``loop_reads`` what equations read, given the variables that are computed of the index."""
+    """``indices`` are the variables that are computed from the microbatch index."""
     origins, indices = dict(origins), set(indices)
     for eqn in eqns:
         read = [var for var in operands(eqn) if var in origins]

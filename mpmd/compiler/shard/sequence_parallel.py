@@ -91,7 +91,6 @@ class _ConstraintWriter:
     def known(
         self, graph: TaskGraph, outer: Mapping[Var, ShardedDimensions], whole: Mapping[Var, int]
     ) -> Known:
-        """Returns the dimensions of outer values that are sharded along the axis, or of rows or tokens."""
         known = {var: self._along_axis(dimensions) for var, dimensions in outer.items()}
         step = graph.step
         for name, dims in ((_ROWS, self._parallel.rows), (_TOKENS, self._parallel.tokens)):
@@ -111,7 +110,6 @@ class _ConstraintWriter:
         return known
 
     def rewritten(self, eqns: Sequence[JaxprEqn], known: Known) -> list[JaxprEqn]:
-        """Equations with constraints; ``known`` has the facts about all their values."""
         gathered: dict[Var, Var] = {}
         written: list[JaxprEqn] = []
         for eqn in eqns:
@@ -130,7 +128,6 @@ class _ConstraintWriter:
         return written
 
     def _scattered(self, eqn: JaxprEqn, known: Known) -> list[JaxprEqn]:
-        """The equation, with constraints that shard its results that are residuals."""
         results = {var: Var(var.aval) for var in eqn.outvars if self._is_residual(var, known)}
         outvars = [results.get(var, var) for var in eqn.outvars]
         constraints = [
@@ -139,7 +136,6 @@ class _ConstraintWriter:
         return [eqn.replace(outvars=outvars), *constraints]
 
     def _with_body(self, eqn: JaxprEqn, known: Known) -> JaxprEqn:
-        """A scan or a rematerialised function with constraints inside; other bodies stay as they are."""
         inside = follow_inside(eqn, [sharded(atom, known) for atom in eqn.invars], self._mesh)
         if inside is None:
             return eqn

@@ -65,17 +65,11 @@ def shard(
 def _outer_dimensions(
     sharded: ShardedGraph, submesh: AbstractMesh, whole: Mapping[Var, int]
 ) -> dict[Var, ShardedDimensions]:
-    """Returns the known shardings of arguments, and of values computed from arguments outside of loops.
-
-    Args:
-      whole: for values, the dimension that counts microbatches, along which they are not sharded.
-    """
     arguments = (argument.var for argument in sharded.graph.step.arguments)
     known = {var: sharded.dimensions(var) for var in arguments}
     return follow(sharded.graph.outer, known, submesh.shape, whole)
 
 
 def _divides_sums(axis: str, submeshes: Sequence[AbstractMesh]) -> bool:
-    """Whether all groups have the same number of devices along an axis, and several."""
     sizes = {submesh.shape[axis] for submesh in submeshes}
     return len(sizes) == 1 and sizes != {1}

@@ -25,7 +25,6 @@ CutPoint = tuple[int, int]
 
 
 SUMS = frozenset({"dot_general", "reduce_sum", "scatter-add"})
-"""The primitives that are sums over their reduced dimensions, and can be cut along them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,8 +89,6 @@ def accumulate(
 
 @dataclasses.dataclass(frozen=True)
 class _AccumulatorPart:
-    """The variables of the accumulator of a part of a sum."""
-
     state: Var
     initial: Var
     result: Var
@@ -116,7 +114,6 @@ class _Builder:
         self._uses = collections.Counter(a for a in (*read, *values) if isinstance(a, Var))
 
     def accumulation(self, assigned: Sequence[AssignedEqn]) -> Accumulation:
-        """The result: the assigned equations but for the split sums, then the updates of accumulators."""
         eqns: dict[TaskType, list[JaxprEqn]] = {}
         for member in assigned:
             if self._split_sums.isdisjoint(member.eqn.outvars):
@@ -134,7 +131,6 @@ class _Builder:
         return self._work_of.get(atom) if isinstance(atom, Var) else None
 
     def add_update(self, result: LoopResult, state: Var) -> None:
-        """Accumulates a result by an operation other than a sum."""
         # A copy, because other work or another result may read the same value under its own name.
         update = copy_of(result.value)
         new = Accumulator(
@@ -156,7 +152,6 @@ class _Builder:
         return self._order.work(self._order.earliest(positions) if positions else 0)
 
     def add_sum(self, whole: LoopResult) -> None:
-        """Adds an accumulator of a sum to each stage that computes summands."""
         value, initial, result = whole.value, whole.initial, whole.result
         summands, inner_sums = self._summands(value)
         latest = self._latest(w for s in summands if (w := self.work(s)))
@@ -181,7 +176,6 @@ class _Builder:
         self._add_up([part.result for part in parts.values()], result)
 
     def _add_up(self, parts: Sequence[Var], result: Var) -> None:
-        """Adds the equations after the loop that add the accumulated ``parts`` up to ``result``."""
         if len(parts) == 1:
             self._accumulators = [
                 dataclasses.replace(a, result=result) if a.result is parts[0] else a
@@ -261,7 +255,6 @@ def _sum_in_order(values, dtype):
 
 
 def _scan_outside(loop: Loop, body: LoopBody, result: LoopResult) -> list[JaxprEqn]:
-    """The equations of a result that no stage has a part in."""
     eqns = [member.eqn for member in body.eqns]
     inputs = [loop.index] if result.state is None else [loop.index, result.state]
     inside = {loop.index, *loop.states, *makers_of(eqns)}

@@ -278,12 +278,10 @@ class _Assignment:
                 self._set(i, self._latest((*self._operand_positions(i), *updates)))
 
     def _operand_positions(self, i: int) -> list[int | None]:
-        """The positions of the equations that make an equation's operands; ``None``: not known yet."""
         read = operands(self._eqns[i])
         return [self._positions[self._maker[var]] for var in read if var in self._maker]
 
     def _unplaced_slice(self, value: Var | None) -> set[int]:
-        """Returns the indices of equations without a position in the backward slice of ``value``."""
         unplaced: set[int] = set()
         stack: list[Any] = [value]
         while stack:
@@ -294,7 +292,7 @@ class _Assignment:
         return unplaced
 
     def _carried_together(self) -> list[set[Var]]:
-        """The carried values, those together of which one is updated with another by unplaced equations."""
+        """Sets of carried values that unplaced equations update from one another."""
         together: list[set[Var]] = []
         for state, value in self._carried.items():
             read = {state, *([value] if value in self._carried else [])}

@@ -59,7 +59,7 @@ def find_duplicates(body: LoopBody, index: Var, has_scalar_weights: bool = False
         outside = [var for var in reads if var not in duplicates and var != index]
         of_microbatch = index in reads or any(duplicate.of_microbatch for duplicate in known)
         weights = frozenset().union(*(duplicate.weights for duplicate in known))
-        takes_slice = of_microbatch and _takes_slice(eqn, index, duplicates)
+        takes_slice = of_microbatch and _takes_slice(eqn, duplicates)
         if not takes_slice:
             weights |= {var for var in outside if is_weight(var, has_scalar_weights)}
         if weights and (of_microbatch or has_reduction(eqn)):
@@ -72,11 +72,11 @@ def find_duplicates(body: LoopBody, index: Var, has_scalar_weights: bool = False
 
 
 def is_weight(var: Atom, has_scalar_weights: bool = False) -> bool:
-    """Whether an outer value may be a parameter: floating-point, and not a scalar unless those may be."""
+    """Whether an outer value may be a parameter: floating-point, and an array or ``has_scalar_weights``."""
     return (has_scalar_weights or size(var) > 1) and is_inexact(var)
 
 
-def _takes_slice(eqn: JaxprEqn, index: Var, duplicates: Mapping[Var, Duplicate]) -> bool:
+def _takes_slice(eqn: JaxprEqn, duplicates: Mapping[Var, Duplicate]) -> bool:
     """Whether this is where a microbatch is taken out of a loop constant: one array, the rest scalars."""
     arrays = [var for var in operands(eqn) if size(var) > 1]
     return len(arrays) == 1 and arrays[0] not in duplicates and size(eqn.outvars[0]) < size(arrays[0])

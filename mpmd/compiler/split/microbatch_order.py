@@ -38,7 +38,6 @@ class MicrobatchOrder:
 
     @property
     def num_stages(self) -> int:
-        """The number of all stages on all slices."""
         return len(self.stages)
 
     def position(self, work: TaskType) -> int:

@@ -47,7 +47,7 @@ def minimize_residuals(
     results: Set[Var],
     states: Set[Var],
     duplicates: Mapping[Var, Duplicate],
-    handed_on: Set[Var] = frozenset(),
+    handed_on: Set[Var],
 ) -> tuple[dict[TaskType, Eqns], Set[Var]]:
     """Moves cheap equations of forwards that only the stage's own backward reads to that backward.
 
@@ -92,7 +92,6 @@ def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
 
 
 def _without_dead(eqns: dict[TaskType, Eqns], results: Set[Var]) -> dict[TaskType, Eqns]:
-    """Returns the work without equations whose results are never read."""
     alive: dict[TaskType, Eqns] = {}
     read_later = set(results)
     for work in reversed(eqns):

@@ -45,7 +45,6 @@ class LoopBody:
 
 
 def remove_marks(loop: Loop, order: MicrobatchOrder) -> LoopBody:
-    """Replaces the results of marks by the marks' operands."""
     last_stage = order.numbers.num_stages - 1
     replacement: dict[Var, Atom] = {}
     behind: dict[Var, int] = {}  # for what a mark returns, the position of the work after it

@@ -64,20 +64,18 @@ class ForwardScans:
         """
         read = {var for eqn in forward for var in operands(eqn)}
         by_rows = _read_by_rows(backward) - read - elsewhere
-        scans = [eqn for eqn in forward if _is_open(eqn) and not by_rows.isdisjoint(eqn.outvars)]
+        scans = [eqn for eqn in forward if _is_pure_scan(eqn) and not by_rows.isdisjoint(eqn.outvars)]
         self._scans = [_ForwardScan(number, eqn, by_rows) for number, eqn in enumerate(scans)]
         self.rows: dict[Var, ScanRow] = {}
         for scan in self._scans:
             self.rows |= scan.rows
 
     def sources(self, row: ScanRow) -> list[Node]:
-        """Returns the operands from which the body of the row's scan computes it."""
         scan = self._scans[row.scan]
         nodes = (scan.node(atom) for atom in operands(scan.maker[row.var]))
         return [node for node in nodes if node is not None]
 
     def is_cheap(self, row: ScanRow) -> bool:
-        """Whether making a value once more costs less than to write and read it."""
         scan = self._scans[row.scan]
         maker = scan.maker.get(row.var)
         return maker is not None and row.var not in scan.choices and is_cheaper_than_memory(maker)
@@ -220,12 +218,11 @@ class _Again:
 
 
 def _read_by_rows(eqns: Eqns) -> set[Var]:
-    """Returns the stacks that scans read row by row and that no equation reads as a whole."""
     by_rows: set[Var] = set()
     otherwise: set[Var] = set()
     for eqn in eqns:
         read = operands(eqn)
-        if _is_open(eqn):
+        if _is_pure_scan(eqn):
             xs = eqn.invars[Scan.of(eqn).xs]
             by_rows.update(atom for atom in xs if isinstance(atom, Var))
             read = [atom for atom in eqn.invars[: -len(xs) or None] if isinstance(atom, Var)]
@@ -233,6 +230,5 @@ def _read_by_rows(eqns: Eqns) -> set[Var]:
     return by_rows - otherwise
 
 
-def _is_open(eqn: JaxprEqn) -> bool:
-    """Whether the equation is a scan without effects, which may be rewritten."""
+def _is_pure_scan(eqn: JaxprEqn) -> bool:
     return eqn.primitive is scan_p and not eqn.effects

@@ -41,7 +41,6 @@ def split(step: CutStep) -> TaskGraph:
 def _split_loop(
     loop: Loop,
 ) -> tuple[Accumulation, tuple[StageWork, ...], tuple[tuple[Cell, ...], ...]]:
-    """The accumulators of a loop, the work of its stages, and the tasks of each group."""
     tasks = checked_tasks(loop)
     order = MicrobatchOrder(loop.numbers)
     # 1. The marks go; what they said about the equations around them stays.
@@ -75,7 +74,6 @@ def _split_loop(
 
 
 def _with_half(accumulator: Accumulator, stage_work: Sequence[StageWork]) -> Accumulator:
-    """The accumulator with the half of a backward that updates it."""
     halves = [member for member in stage_work if member.work.stage == accumulator.work.stage]
     updating = (m.work for m in halves if any(accumulator.updated in eqn.outvars for eqn in m.eqns))
     return dataclasses.replace(accumulator, work=next(updating))

@@ -87,7 +87,6 @@ def _divide(eqns: Sequence[JaxprEqn], results: Iterable[Var]) -> tuple[list[Jaxp
 
 
 def _take_apart(eqn: JaxprEqn, now: Sequence[int]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations for the results at the positions ``now``, and those for the other results."""
     later = [i for i, var in enumerate(eqn.outvars) if i not in now and not is_dropped(var)]
     if later and eqn.primitive is cond_p and not eqn.effects:
         return [with_results(eqn, now)], [with_results(eqn, later)]

@@ -32,7 +32,7 @@ _INSTEAD = {
     "while": _LOOP_OF_STEPS,
     "jax.checkpoint": _RECOMPUTATION,
 }
-"""Remedies for a loop inside an equation, by the name of that."""
+"""Remedies for a loop inside an equation, by the name of the equation."""
 
 
 def check_loop(jaxpr: Jaxpr) -> None:

@@ -18,7 +18,7 @@ from mpmd.language.reduce import treduce_p
 
 
 def find_fed_back(
-    args: Sequence[Any], step: Jaxpr, out_shape: Any, donated: Sequence[bool] = ()
+    args: Sequence[Any], step: Jaxpr, out_shape: Any, donated: Sequence[bool]
 ) -> tuple[tuple[int, int], ...]:
     """Pairs (argument leaf, result leaf) that a training loop will connect.
 
@@ -31,10 +31,10 @@ def find_fed_back(
     is called; it never makes a number wrong.
 
     Args:
-      args: the step's arguments, positional ones and those given by name.
+      args: the step's positional arguments, then its keyword arguments.
       step: a jaxpr of their leaves.
       out_shape: its results as a pytree.
-      donated: for each leaf, whether the caller gives it up; not, if it is not said.
+      donated: for each leaf, whether the caller gives it up; empty if none is.
     """
     arguments, results = step.invars, step.outvars
     starts = [0]
@@ -82,7 +82,6 @@ def _structure_of(tree: Any) -> tuple[Any, tuple]:
 
 
 def _children(tree: Any) -> list[Any]:
-    """The direct parts of a pytree node; none of a leaf."""
     children = jax.tree.flatten(tree, is_leaf=lambda node: node is not tree)[0]
     return [child for child in children if child is not tree]
 

@@ -33,7 +33,6 @@ def ignore_marks(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[str, ...]]:
 
 
 def warn_of_ignored_marks(step: TracedStep) -> None:
-    """Warns once of all marks outside of loops: ``PerformanceWarning``."""
     if not step.ignored_marks:
         return
     remedy = (

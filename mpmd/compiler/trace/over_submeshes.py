@@ -69,9 +69,9 @@ class OverSubmeshes:
                 self._replaced[var] = var
             else:
                 self._replaced[var] = untyped = type(var)(_without_sharding(var.aval))
-                spec = _known_spec(sharding)
-                if spec is not None and not is_dropped(untyped):
-                    self.specs[untyped] = spec
+                is_known = not _other_axes(sharding.mesh) and not sharding.spec.unreduced
+                if is_known and not is_dropped(untyped):
+                    self.specs[untyped] = to_spec(sharding.spec)
         return self._replaced[var]
 
     def step(self, jaxpr: Jaxpr) -> Jaxpr:
@@ -169,7 +169,6 @@ class OverSubmeshes:
         return after
 
     def _constrained(self, eqn: JaxprEqn, sharding: NamedSharding, value: Atom, result: Var) -> JaxprEqn:
-        """A sharding constraint that stands where ``eqn`` was."""
         left = PartitionSpec.UNCONSTRAINED if _other_axes(sharding.mesh) else None
         entries = [*sharding.spec, *[None] * (len(shape_of(result)) - len(sharding.spec))]
         spec = PartitionSpec(*(left if entry is None else entry for entry in entries))
@@ -192,11 +191,6 @@ class OverSubmeshes:
 def _without_sharding(aval: Any) -> Any:
     mesh = with_auto_axes(aval.sharding.mesh)
     return aval.update(sharding=NamedSharding(mesh, PartitionSpec(*[None] * len(aval.shape))))
-
-
-def _known_spec(sharding: NamedSharding) -> Spec | None:
-    """The spec that a type says, if it says all."""
-    return None if _other_axes(sharding.mesh) or sharding.spec.unreduced else to_spec(sharding.spec)
 
 
 def _other_axes(mesh: Mesh | AbstractMesh) -> bool:

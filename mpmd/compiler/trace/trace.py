@@ -63,7 +63,6 @@ def _types(jaxpr: Jaxpr) -> tuple[list[bool], list[Any]]:
 
 
 def _live(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """The equations of a step and of its loops that their results need."""
     for eqn in live_eqns(jaxpr.eqns, jaxpr.outvars):
         yield eqn
         if eqn.primitive is treduce_p:
