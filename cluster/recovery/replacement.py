@@ -141,7 +141,6 @@ class Replacement:
         return error
 
     def begin_replay(self, attempt: int, entries: Iterable[Asked]) -> None:
-        """Groups repeat ``entries``, in an attempt of the journal."""
         self.attempt = attempt
         self.replayed = [entry for entry in entries if isinstance(entry, LoggedStep)]
 
@@ -150,11 +149,6 @@ class Replacement:
         return self.attempt != attempt or not any(step.waiting for step in self.replayed)
 
     def report(self, shares_with: Mapping[int, int]) -> RecoveryReport:
-        """The report, at the end of the replay.
-
-        Args:
-          shares_with: the groups without a place of their own, each with the group whose devices it shares.
-        """
         self.phases.enter(None)
         return RecoveryReport(
             mpmd_idxs=tuple(sorted(self.replaced)),

@@ -121,7 +121,6 @@ class FoundValue(NamedTuple):
 
 
 COMPUTED, UNLOCATED, COPY = "computed", "unlocated", "copy"
-"""The kinds of wrong bits."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,6 @@ class SavedValue(NamedTuple):
         return self.digests == tuple(digest_of(shard.data) for _, shard in self.shards)
 
     def copied(self, allocate: Allocate) -> SavedValue:
-        """The same in other memory."""
         return self._replace(shards=tuple((box, _filled(allocate, shard)) for box, shard in self.shards))
 
 

@@ -24,10 +24,8 @@ HANDSHAKE_SECONDS = 5
 """The longest time of a handshake, from its first byte."""
 
 _CHECK_SECONDS = 0.2
-"""The seconds between two checks that a connection is still needed."""
 
 _PAUSE_SECONDS = 0.01
-"""The pause before a process tries again to connect with a listener whose queue is full."""
 
 _MAX_BYTES = 16 * 1024
 """The most bytes that are received at a time; a packet of a handshake has fewer."""

@@ -21,8 +21,6 @@ from mpmd.errors import GroupDiedError, StepAborted, StepTimeoutError
 
 @dataclasses.dataclass(frozen=True)
 class AbortRequest:
-    """The groups that take part in a step have to stop waiting for its messages."""
-
     step: int
     reason: str
     mpmd_idxs: frozenset[int]
@@ -135,7 +133,6 @@ class PendingCalls:
 
     @property
     def failed_steps(self) -> list[PendingStep]:
-        """The steps that have failed and that some process has not left."""
         with self._lock:
             return [step for step in self._steps.values() if step.failure is not None]
 
@@ -151,7 +148,6 @@ class PendingCalls:
             return [call.process for call in self._calls.values() if call.step == step]
 
     def half_answered(self, step: int) -> list[int]:
-        """The groups of which one process has ended a step, and another one has not."""
         with self._lock:
             pending = [call.process for call in self._calls.values() if call.step == step]
         num_pending = collections.Counter(process.mpmd_idx for process in pending)
@@ -159,7 +155,6 @@ class PendingCalls:
         return [mpmd_idx for mpmd_idx, size in sizes.items() if num_pending[mpmd_idx] < size]
 
     def find(self, number: int) -> PendingCall | None:
-        """The call with this number; ``None`` when it is settled, because its group or its step failed."""
         return self._calls.get(number)
 
     def succeed(self, call: PendingCall, result: Any) -> None:

@@ -19,8 +19,6 @@ _COPIED_BYTES = 16 * 1024
 
 
 class FrameKind(enum.IntEnum):
-    """The kind of a frame."""
-
     LAYOUT = 0
     """Announces the types of later messages' values, which follow in ``number`` bytes."""
     MESSAGE = 1
@@ -74,7 +72,6 @@ def _host_view(array: Array) -> np.ndarray:
 
 
 def pieces_of(values: Sequence[np.ndarray]) -> list[Piece]:
-    """The pieces to write for the values of a message, with padding; large ones are not copied."""
     pieces: list[Piece] = []
     small = bytearray()
     for value in values:

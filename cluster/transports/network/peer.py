@@ -74,7 +74,6 @@ class Peer:
         self._thread = threading.Thread(target=self._read, name=f"from {process}", daemon=True)
 
     def start(self) -> None:
-        """Starts the threads."""
         self._writer.start()
         self._thread.start()
 
@@ -179,7 +178,6 @@ class Peer:
             self._writer.put([Header(FrameKind.TAKEN, num_taken).pack()])
 
     def trim(self) -> None:
-        """Releases memory that no message occupies."""
         self._buffers.trim()
 
     def close(self) -> None:
@@ -190,7 +188,6 @@ class Peer:
 
 
 def _reason(*errors: Exception | None) -> str:
-    """The reason why a connection has ended, from the errors of reading and of writing."""
     for error in errors:
         if isinstance(error, OSError) and error.errno in _UNREACHABLE:
             return f"the network has not reached it for {UNREACHABLE_SECONDS} s ({error})"
@@ -218,8 +215,6 @@ class _MessageArrival(NamedTuple):
 
 
 class _TransferArrival(NamedTuple):
-    """A message whose arrays are being pulled."""
-
     peer: Peer
     message: MessageId
     arrays: Sequence[jax.Array]
