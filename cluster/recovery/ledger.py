@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from cluster.driver.calls.joined import failed
+from cluster.driver.calls.joined import failed, running_future
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.recovery.journal import Journal, Outcome
@@ -215,7 +215,7 @@ class Ledger:
         answers: dict[int, Future] = {}
         with DeferredInterrupt():  # an answer that never ends would keep groups from being replaced
             for mpmd_idx, reply in self.groups.ask(requests).items():
-                answer = answers[mpmd_idx] = _awaited_future()
+                answer = answers[mpmd_idx] = running_future()
                 self.unlogged.add(answer)
                 reply.add_done_callback(functools.partial(self._end_unlogged, requests[mpmd_idx], answer))
         return answers
@@ -230,7 +230,7 @@ class Ledger:
             self.notify()
 
     def ask_first(self, request: Asked) -> dict[int, Future]:
-        futures = {mpmd_idx: _awaited_future() for mpmd_idx in request.requests}
+        futures = {mpmd_idx: running_future() for mpmd_idx in request.requests}
         self._futures |= {(request, mpmd_idx): future for mpmd_idx, future in futures.items()}
         try:
             self.ask(request)
@@ -311,7 +311,7 @@ class Ledger:
         """Has a group write a copy. A death of the group ends it only if the copy cannot be made again."""
         if self.dead and self.journal.find_copy(request.copy) is None:
             return failed(copy_of(next(iter(self.dead.values()))))
-        writing = self._writes[request.copy] = _Writing(mpmd_idx, request, _awaited_future())
+        writing = self._writes[request.copy] = _Writing(mpmd_idx, request, running_future())
         self._ask_write(request.copy)
         return writing.future
 
@@ -365,12 +365,6 @@ class Ledger:
         for future in futures:
             future.set_exception(copy_of(error))
         self.notify()
-
-
-def _awaited_future() -> Future:
-    future: Future = Future()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 def _settle(future: Future, result: object, error: BaseException | None) -> None:
