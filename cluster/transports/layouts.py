@@ -6,9 +6,12 @@ import contextlib
 import math
 import mmap
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from mpmd.runtime.transport import Array
 
 ALIGNMENT = 64
 """The alignment of every value, in bytes; XLA reads host memory in place only if it is aligned like this."""
@@ -47,6 +50,10 @@ class MessageLayout(NamedTuple):
 
     def views(self, memory: mmap.mmap | np.ndarray, start: int) -> list[np.ndarray]:
         return [np.ndarray(shape, dtype, memory, start + offset) for shape, dtype, offset in self.values]
+
+
+def types_of(arrays: Sequence[Array]) -> ArrayTypes:
+    return tuple([(array.dtype, array.shape) for array in arrays])
 
 
 def encode_types(types: ArrayTypes) -> bytes:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.transports.layouts import ALIGNMENT, ArrayTypes
+from cluster.transports.layouts import ALIGNMENT
 from mpmd.runtime.transport import Array
 
 Piece = bytes | memoryview
@@ -49,10 +49,6 @@ class Header(NamedTuple):
 _HEADER = struct.Struct("<BQqi")
 
 HEADER_BYTES = _HEADER.size
-
-
-def types_of(arrays: Sequence[Array]) -> ArrayTypes:
-    return tuple([(array.dtype, array.shape) for array in arrays])
 
 
 def host_views(arrays: Sequence[Array]) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ from cluster.tcp.sockets import UNREACHABLE_SECONDS
 from cluster.tcp.writer import Writer
 from cluster.transports.device.transfers import Transfers
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.layouts import ArrayTypes, MessageLayout, decode_types, encode_types
+from cluster.transports.layouts import ArrayTypes, MessageLayout, decode_types, encode_types, types_of
 from cluster.transports.network.buffers import BufferPool
 from cluster.transports.network.frames import (
     HEADER_BYTES,
@@ -26,7 +26,6 @@ from cluster.transports.network.frames import (
     Piece,
     host_views,
     pieces_of,
-    types_of,
 )
 from cluster.transports.window import ReceiptWindow, SendWindow
 from mpmd.runtime.inbox import Arrival
@@ -41,12 +40,8 @@ _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 class Peer:
     """The connection, in both directions, with a thread that reads and one that writes.
 
-    Args:
-      inbox: where the messages that arrive go, and where senders wait.
-      here: the number of this process.
-      process: the number of the peer's process.
-      connection: the connection to the peer, which ``close`` closes.
-      transfers: by which devices exchange the larger arrays; ``None``: all go by the connection.
+    Devices exchange the larger arrays by ``transfers``; with ``None``, all arrays go by ``connection``, which
+    ``close`` closes.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.protocol.digests import Digest
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.layouts import ArrayTypes, MessageLayout, encode_types
+from cluster.transports.layouts import ArrayTypes, MessageLayout, encode_types, types_of
 from cluster.transports.shared_memory.announcements import Announcement, announcement, receive
 from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
 from cluster.transports.shared_memory.slots import (
@@ -58,7 +58,7 @@ class Sender:
         required = self._window.required(step)
         if self._num_received[0] < required:
             self._wait(step, lambda: self._num_received[0] >= required)
-        layout = self._layout(step, tuple([(array.dtype, array.shape) for array in arrays]))
+        layout = self._layout(step, types_of(arrays))
         slot = self._free_slot(step, slot_size(layout.nbytes))
         try:
             digest = _fill(slot, layout, arrays)
