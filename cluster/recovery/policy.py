@@ -143,7 +143,7 @@ def left_out_groups(recovery: Recovery | None, parts: Mapping[str, int] | None) 
 def check_recovery(
     recovery: Recovery | None,
     submeshes: Sequence[Mapping[str, int]],
-    left_out: Collection[int] = (),
+    left_out: Collection[int],
 ) -> None:
     """Raises ``ValueError`` when groups with these submeshes cannot recover as they are asked to."""
     if recovery is None:

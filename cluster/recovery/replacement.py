@@ -108,9 +108,7 @@ class Replacement:
                 dead = {error.mpmd_idx} if isinstance(error, GroupDiedError) else processes.find_dead()
                 self.begin_again(error, dead, unopened, _node_is_gone(processes, error))
 
-    def begin_again(
-        self, error: Exception, dead: set[int], unopened: set[int], node_is_gone: bool = False
-    ) -> None:
+    def begin_again(self, error: Exception, dead: set[int], unopened: set[int], node_is_gone: bool) -> None:
         """Decides which groups to replace next, when groups could not be replaced because of ``error``.
 
         One recovery is one failure, unless a new process has died: groups that this replaces for the first

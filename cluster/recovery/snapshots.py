@@ -21,7 +21,7 @@ _DEATH_SECONDS = 90.0
 
 
 class Snapshots:
-    """``is_due`` asks for a snapshot as soon as groups have answered all requests."""
+    """``is_due`` asks for a snapshot when groups have answered all. The ledger's lock guards attributes."""
 
     def __init__(
         self, ledger: Ledger, processes: Processes, copies: Copies, policy: Recovery, background: Background

@@ -46,6 +46,8 @@ Operation = Callable[[], None]
 
 
 class Supervisor:
+    """The ledger's lock guards all attributes."""
+
     def __init__(
         self,
         ledger: Ledger,

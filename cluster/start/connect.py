@@ -150,13 +150,7 @@ def connect(
     encryption: bool | None,
     undo: contextlib.ExitStack,
 ) -> Connected:
-    """Connects processes with one another and with the driver.
-
-    Args:
-      infos: where the processes run.
-      shapes: of the groups.
-      transport, encryption: as ``launch`` was asked.
-      undo: closes the connections.
+    """Connects processes with one another and with the driver; ``undo`` closes the driver's connections.
 
     Raises: ``ValueError`` when the transport cannot connect them, ``RuntimeError`` when one is not reached.
     """

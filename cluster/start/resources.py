@@ -191,7 +191,8 @@ def reserve_together(
     Raises: as ``reserve``.
     """
     group = reserve(bundles, timeout)
-    nodes = nodes_of_bundles(group)
+    placed = placement_group_table(group)["bundles_to_node_id"]
+    nodes = [placed[index] for index in range(len(placed))]
     size_of = {number: len(team) for team in teams for number in team}
     indices = assign_bundles(nodes, bundles, [size_of[number] for number in range(len(bundles))])
     return [Reservation(group, index) for index in indices], [nodes[index] for index in indices]
@@ -270,11 +271,6 @@ def describe_shortage(
             f"  nodes: {have}{more}",
         ]
     )
-
-
-def nodes_of_bundles(group: PlacementGroup) -> list[str]:
-    placed = placement_group_table(group)["bundles_to_node_id"]
-    return [placed[index] for index in range(len(placed))]
 
 
 def assign_bundles(nodes: Sequence[str], bundles: Sequence[Bundle], counts: Sequence[int]) -> list[int]:

@@ -79,12 +79,7 @@ class _Received(io.RawIOBase):
 
 
 class RecordReader:
-    """Receives the records of one direction of a connection. One thread uses it.
-
-    Args:
-      tcp: the blocking socket.
-      ahead: bytes of the records that were received before.
-    """
+    """Receives the records of one direction, in one thread. ``ahead`` are bytes that were received before."""
 
     def __init__(self, tcp: socket.socket, ahead: bytes = b""):
         self._stream = io.BufferedReader(_Received(tcp), _AHEAD_BYTES)
