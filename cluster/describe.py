@@ -30,7 +30,6 @@ RecordStepsOn = Callable[[Any, Callable[..., Any], tuple[Any, ...], int], Sequen
 """Runs a step, with its arguments, a number of times on a mesh, and returns the events of each run."""
 
 MEASURED_NODES = 2
-"""Number of nodes between which links are measured."""
 
 
 def describe(
@@ -95,7 +94,7 @@ def _record_steps_fault(measure: Any, record_steps: Any) -> Fault | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Nodes:
-    """The nodes that are used; ``memory`` and ``cpus`` are a device's share, as Ray describes its node."""
+    """``memory`` and ``cpus`` are a device's share, as Ray describes its node."""
 
     count: int
     devices_per_node: int
@@ -104,10 +103,9 @@ class _Nodes:
 
 
 def _find(platform: str, cpus_per_device: float | None, given: Mapping[str, Any]) -> _Nodes:
-    """The nodes with the devices that are asked for. Raises ``ValueError`` when there are none."""
     each, kind = given.get("devices_per_node"), given.get("kind")
     counts = [
-        (_count(node["Resources"], platform, cpus_per_device, each), node["Resources"])
+        (_num_devices(node["Resources"], platform, cpus_per_device, each), node["Resources"])
         for node in live_nodes()
         if not kind or kind in _kinds(node["Resources"])
     ]
@@ -140,7 +138,6 @@ def _find(platform: str, cpus_per_device: float | None, given: Mapping[str, Any]
 
 
 def _kinds(resources: Mapping[str, float]) -> set[str]:
-    """The accelerator type of a node, as Ray or the user of ``ray start`` names it; empty if it has none."""
     return {name.removeprefix(ACCELERATOR_TYPE) for name in resources if name.startswith(ACCELERATOR_TYPE)}
 
 
@@ -151,10 +148,9 @@ def _holding(platform: str, nodes: int) -> Holding:
     return Holding.SLOTS if nodes == 1 else Holding.KEPT
 
 
-def _count(
+def _num_devices(
     resources: Mapping[str, float], platform: str, cpus_per_device: float | None, each: int | None
 ) -> int:
-    """The number of a node's devices; on CPU as many as are asked for."""
     if platform in GPU_PLATFORMS:
         return int(resources.get("GPU", 0))
     if platform != "cpu":

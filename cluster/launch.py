@@ -72,7 +72,6 @@ from mpmd.validation import (
 COMPILATION_CACHE = "~/.cache/mpmd"
 
 _RESOURCES_SECONDS = 60.0
-"""The seconds to wait for resources, unless the user says it."""
 
 
 @api_boundary
@@ -242,7 +241,6 @@ def launch(
 
 
 def _environment_faults(name: str, runtime_env: Any) -> Iterator[Fault | None]:
-    """The faults of the fields of Ray's runtime environment that ``launch`` reads."""
     what = 'a dict as Ray takes it, such as {"env_vars": {"NAME": "value"}}'
     yield type_fault(name, runtime_env, Mapping, what, optional=True)
     variables = runtime_env.get("env_vars") if isinstance(runtime_env, Mapping) else None
@@ -259,8 +257,6 @@ _SECONDS = partial(number_fault, what="a number of seconds", above=0, optional=T
 
 
 class _Options(NamedTuple):
-    """The arguments of ``launch`` beside the ``LaunchRequest`` for groups, with their rules."""
-
     address: Annotated[str | None, OPTIONAL_STR]
     runtime_env: Annotated[Mapping[str, Any] | None, _environment_faults]
     transport: Annotated[str, transport_fault]
@@ -276,7 +272,6 @@ class _Options(NamedTuple):
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The user's environment variables for the actors."""
         return (self.runtime_env or {}).get("env_vars") or {}
 
     @property
@@ -288,14 +283,12 @@ class _Options(NamedTuple):
         return None if self.compilation_cache is None else os.fspath(self.compilation_cache)
 
     def seconds(self, default: float) -> float:
-        """The longest wait for resources, or for actors to start, in seconds."""
         return default if self.timeout is None else self.timeout
 
 
 def _faults_between(
     request: LaunchRequest, options: _Options, parts: Mapping[str, int] | None
 ) -> Iterator[Fault | None]:
-    """The faults of arguments that depend on one another, or on the directory of ``capture``."""
     yield encryption_fault(options.encryption, options.transport)
     yield collection_fault(options.capture)
     yield from parts_faults(parts, len(submeshes_of(request)))
@@ -303,8 +296,6 @@ def _faults_between(
 
 
 class _Started(NamedTuple):
-    """The actors, which have taken their devices; with recovery also the processes that stand by."""
-
     actors: StartingActors
     infos: list[ProcessInfo]
     spares: Spares | None
@@ -317,7 +308,6 @@ def _start_actors(
     request: LaunchRequest,
     options: _Options,
 ) -> _Started:
-    """Starts all actors and spares, and has the processes of each group meet, and take their devices."""
     recovery, endpoints = options.recovery, processes.endpoints
     share_after = None
     if recovery is not None and processes.platform in SHAREABLE_PLATFORMS:
@@ -353,7 +343,6 @@ def _runtime_of(
     options: _Options,
     left_out: frozenset[int],
 ) -> RayRuntime | RecoveringRuntime:
-    """The runtime on the actors; with recovery one that adds to ``recoveries`` and ``corruptions``."""
     actors, infos, spares = started.actors.actors, started.infos, started.spares
     topology, placement, connections = connected
     groups = RayRuntime(

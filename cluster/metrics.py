@@ -27,7 +27,6 @@ REPORT_SECONDS = 5.0
 """Seconds between two reports. Ray forgets a gauge that is not set again within 20 s."""
 
 _CLOSE_SECONDS = 5.0
-"""Seconds that ``close`` waits for the last report."""
 
 _BOUNDARIES = [0.5, 1, 2, 5, 10, 30, 60, 300]
 """Upper ends of the histogram's buckets, in seconds."""
@@ -105,7 +104,6 @@ class RunMetrics:
                 return
 
     def report(self) -> None:
-        """Sets all gauges, and adds to the counters the steps and recoveries since the last report."""
         for totals in self._meters.totals():
             self._report_steps(totals)
         for meter in sorted(self._meters.all(), key=operator.attrgetter("last_end")):

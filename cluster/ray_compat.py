@@ -19,19 +19,12 @@ _MESSAGES_TO_USER = (
     ("ray._private.worker", "Started a local Ray instance"),
     ("ray._private.authentication.authentication_token_setup", "Token authentication is enabled"),
 )
-"""Ray's loggers, and how the messages begin that say that all is well."""
 
 _COMING_DEFAULT = "Tip: In future versions of Ray"
 """So begins a ``FutureWarning`` of releases before 2.60 whenever Ray starts. Nothing here depends on it."""
 
 
 def check_release(release: str = ray.__version__) -> None:
-    """Compares a release of Ray with the supported releases.
-
-    A newer release than the newest that was tried is a ``UserWarning``.
-
-    Raises: ``RuntimeError`` for a release that is too old.
-    """
     version = Version(release)
     if version < OLDEST:
         raise RuntimeError(
@@ -63,7 +56,6 @@ def actor_is_dead(actor: str) -> bool:
 
 
 def progress_of(actor: ActorHandle) -> str:
-    """The progress of an actor's start, in Ray's eyes, for people."""
     known = ray._private.state.actors(actor._actor_id.hex())
     if not known.get("Pid"):
         return "queued, and Ray has started no process for it yet"
@@ -72,7 +64,7 @@ def progress_of(actor: ActorHandle) -> str:
 
 
 def log_directory() -> str:
-    """The directory of Ray's logs, which has the same name on all nodes."""
+    """Ray keeps its logs in a directory with the same name on all nodes."""
     node: Any = ray._private.worker._global_node
     return node.get_logs_dir_path()
 

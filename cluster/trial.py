@@ -30,13 +30,11 @@ TOLERANCE = 1e-5
 
 
 def main() -> None:
-    """Runs the trial that the arguments name."""
     name, *address = sys.argv[1:]
     print(json.dumps({"devices": devices, "in-process": in_process, "ray": on_ray}[name](*address)))
 
 
 def devices() -> dict[str, Any]:
-    """Counts JAX's devices of each kind, and reads the versions of Python, JAX and Ray."""
     kinds = collections.Counter(f"{device.platform} ({device.device_kind})" for device in jax.devices())
     versions = f"Python {platform.python_version()}, jax {jax.__version__}, ray {ray.__version__}"
     return {
@@ -46,7 +44,6 @@ def devices() -> dict[str, Any]:
 
 
 def in_process() -> dict[str, Any]:
-    """A step on two groups of one device of this process, on the CPU if there is only one of another kind."""
     jax.config.update("jax_num_cpu_devices", GROUPS)
     chosen = jax.devices() if jax.device_count() >= GROUPS else jax.devices("cpu")
     mesh = mpmd.MpmdMesh(jax.sharding.Mesh(np.array(chosen[:GROUPS]), ("stage",)), "stage")
@@ -58,10 +55,6 @@ def in_process() -> dict[str, Any]:
 
 
 def on_ray(address: str | None = None) -> dict[str, Any]:
-    """A step on two groups, each an actor of the cluster at ``address``, or of a Ray that is started here.
-
-    They share a GPU where there is but one.
-    """
     with contextlib.ExitStack() as stack:
         stack.callback(connect_to_ray(address))
         nodes = live_nodes()

@@ -17,12 +17,6 @@ Boxes = tuple[Box, ...] | None
 
 
 class HostArguments:
-    """Divides the host arrays that a program's steps take among the processes of groups.
-
-    Args:
-      plan: the program's.
-    """
-
     def __init__(self, plan: Plan, topology: Topology):
         # For each group, for each of its inputs, what each process needs.
         self._boxes = [
@@ -31,7 +25,6 @@ class HostArguments:
         ]
 
     def packed(self, mpmd_idx: int, rank: int, request: StepRequest) -> dict[Handle, PackedValue]:
-        """The request's host arrays for a process of a group."""
         # A handle stands for an array in one sharding, whichever inputs it is.
         by_handle = dict(zip(request.inputs, self._boxes[mpmd_idx], strict=True))
         return {

@@ -21,7 +21,6 @@ class Exports:
         self._done: dict[tuple, bytes] = {}
 
     def of(self, mpmd_idx: int, executable: Executable, function: Function) -> bytes:
-        """An executable's function for a group; groups of equal submeshes share it."""
         submesh = self._submeshes[mpmd_idx]
         key = (id(function), executable.inputs, executable.in_specs, submesh)
         if key not in self._done:

@@ -18,7 +18,6 @@ class RaySession:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the process is still connected, and not for a second time."""
         return _identity() == self._identity
 
     def kill(self, actor: ActorHandle) -> None:
@@ -28,7 +27,6 @@ class RaySession:
                 ray.kill(actor)
 
     def remove(self, placement_groups: Iterable[PlacementGroup]) -> None:
-        """Gives the resources back; after the end of the session Ray has done so."""
         if self.is_connected:
             for placement_group in list(placement_groups):
                 remove_placement_group(placement_group)

@@ -114,7 +114,6 @@ class RayRuntime(Runtime):
         return self.load_with_requests(program)[0]
 
     def load_with_requests(self, program: Program) -> tuple[LoadedProgram, LoadRequests]:
-        """As ``load``. Returns also what to ask other processes that are to load the program."""
         self.check_process()
         check_exportable(program)
         number = next(self._programs)
@@ -211,7 +210,6 @@ class RayRuntime(Runtime):
         }
 
     def status(self) -> ProcessesStatus:
-        """The activity of every process; does not wait for steps under way."""
         self.check_process()
         return self._calls.status()
 
@@ -222,7 +220,6 @@ class RayRuntime(Runtime):
                 self._calls.call_ray(process.number, "health")
 
     def close(self) -> None:
-        """Kills the actors; all calls that are under way fail. May be called again."""
         self.is_closed = True
         self._calls.close()
 

@@ -75,6 +75,5 @@ def while_recovering(
 
 
 def _shortened(state: str) -> str:
-    """The first line of a state, if it is not too long for a table."""
     line = state.splitlines()[0]
     return line if len(line) <= _MOST_CHARACTERS else f"{line[: _MOST_CHARACTERS - 1]}…"

@@ -45,8 +45,6 @@ _OF_DONATED = f"{DONATED_IN_PROCESS}, as they would with mpmd.launch(..., recove
 
 
 class Addresses(NamedTuple):
-    """The addresses of a process, for each transport, and for the other processes of its group."""
-
     transports: Mapping[str, Any]
     agreement: sockets.Address | None
 
@@ -145,7 +143,6 @@ class GroupActor:
         return SliceTransport(self._router, me, self._agreement, routes, submesh)
 
     def listen(self, transports: Iterable[str], host: str, credentials: Credentials) -> Addresses:
-        """Gets ready for the other processes to connect. Returns this one's addresses."""
         return Addresses(
             self._router.listen(transports, host, credentials), self._agreement.listen(host, credentials)
         )
@@ -158,12 +155,7 @@ class GroupActor:
         credentials: Credentials,
         timeout: float,
     ) -> None:
-        """Connects with the other processes, when all listen.
-
-        Args:
-          routes: the name of the transport to each process.
-          gathering: the edges over which values are gathered, as in ``mpmd.ir.routes.Topology``.
-        """
+        """Connects with the other processes, when all listen, by the transports that ``routes`` names."""
         self._gathering = gathering
         self._router.connect(routes, [address.transports for address in addresses])
         leader = self._endpoint.number_of(self._mpmd_idx, 0)
@@ -276,7 +268,6 @@ class GroupActor:
 
     @ray.method(concurrency_group="control")
     def health(self) -> Doing:
-        """Says at once what the process is doing, whatever it is."""
         return self._activity.read()
 
     @ray.method(concurrency_group="watch")
@@ -295,10 +286,7 @@ class GroupActor:
 
 
 def _packed(array: jax.Array) -> PackedValue:
-    """The slices that this process has of a value.
-
-    If several devices of the group hold the same slice, only one copy is returned.
-    """
+    """If several devices of the group hold the same slice, only one copy is returned."""
     if array.is_fully_addressable:
         return PackedValue(array.shape, ((None, pack(np.asarray(array))),))
     shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]

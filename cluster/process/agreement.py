@@ -27,13 +27,7 @@ class _Vote(NamedTuple):
 
 
 class Agreement:
-    """One process's part in the agreements of its group; a group of one process has nothing to agree on.
-
-    Args:
-      rank: the rank of the process.
-      num_processes: the number of processes of the group.
-      activity: is told when this process waits for the rest of the group.
-    """
+    """One process's part in the agreements of its group; a group of one process has nothing to agree on."""
 
     def __init__(self, rank: int, num_processes: int, activity: Activity | None = None):
         self._activity = activity or Activity()
@@ -94,7 +88,6 @@ class Agreement:
             raise StepAborted(reason)
 
     def leave(self, step: int, reason: str) -> None:
-        """Tells the rest of the group that this process has left the step because of an error of its own."""
         for connection in self._connections:
             self._send(connection, _Vote(step, reason))
 

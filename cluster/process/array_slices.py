@@ -27,7 +27,6 @@ def slice_of(array: Array, box: Box) -> Array:
 
 
 def assemble(aval: Aval, sharding: jax.sharding.Sharding, slices: Mapping[Box, Array]) -> jax.Array:
-    """The array of which this process has got the slices that its devices hold."""
     indices = sharding.addressable_devices_indices_map(aval.shape)
     boxes = {device: box_of(index or (), aval.shape) for device, index in indices.items()}
     by_box = {box: _slice(box, np.dtype(aval.dtype), slices) for box in dict.fromkeys(boxes.values())}
@@ -44,7 +43,6 @@ def _viewed(array: Array) -> Array:
 
 
 def _slice(box: Box, dtype: np.dtype, slices: Mapping[Box, Array]) -> Array:
-    """The elements of a box, all of which the slices have."""
     for held, array in slices.items():
         if held == box:
             return array
@@ -72,10 +70,7 @@ def _put_together(box: Box, dtype: np.dtype, slices: Mapping[Box, Array]) -> np.
 
 @functools.partial(jax.jit, static_argnames=("box", "held"))
 def put_together_on_device(arrays: Sequence[jax.Array], box: Box, held: tuple[Box, ...]) -> jax.Array:
-    """Assembles the elements of ``box`` from arrays on one device; ``held`` has the box of each array.
-
-    It is compiled once for each list of boxes.
-    """
+    """JAX compiles this once for each list of boxes; ``held`` has the box of each array."""
     whole = jnp.empty([stop - start for start, stop in box], arrays[0].dtype)
     for array, held_box in zip(arrays, held, strict=True):
         common = intersection(held_box, box)

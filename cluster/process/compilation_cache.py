@@ -16,7 +16,6 @@ import jax
 from mpmd.util.private_directory import fault_of, make_private
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-"""JAX's own environment variable for the directory of its compilation cache."""
 
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 

@@ -106,7 +106,6 @@ class SliceTransport(Transport):
 
     @property
     def arrived(self) -> int:
-        """As of ``Transport``: when the last slice had arrived."""
         return self._arrived
 
 
@@ -132,7 +131,6 @@ def _landing(submesh: jax.sharding.Mesh, process: int, route: Route) -> _Landing
 
 
 def _run(gather: jax.stages.Compiled, arrays: Sequence[jax.Array], message: MessageId) -> Sequence[jax.Array]:
-    """Gathers values. Raises ``TaskError`` when that fails, as when the processes have lost one another."""
     try:
         gathered = gather(*arrays)
         if is_on_host(gathered[0]):

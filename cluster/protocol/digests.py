@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import xxhash
 
 Digest = xxhash.xxh3_64
-"""The digest of bytes that come one piece after the other."""
 
 
 class CorruptedError(OSError):

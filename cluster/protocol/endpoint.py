@@ -36,7 +36,6 @@ class Endpoint:
 
     @functools.cached_property
     def number(self) -> int:
-        """The process's number among the processes of all groups."""
         return self.number_of(self.mpmd_idx, self.rank)
 
     @property
@@ -44,7 +43,6 @@ class Endpoint:
         return self.name_of(self.number)
 
     def number_of(self, mpmd_idx: int, rank: int) -> int:
-        """The number of process ``rank`` of group ``mpmd_idx`` among the processes of all groups."""
         return sum(self.num_processes[:mpmd_idx]) + rank
 
     def group_of(self, number: int) -> int:

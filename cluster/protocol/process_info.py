@@ -10,14 +10,7 @@ from cluster.protocol.versions import Versions
 
 
 class Location(NamedTuple):
-    """The node and the versions of a process.
-
-    Attributes:
-      node: the address of its node.
-      node_id: Ray's identifier of the node.
-      port: a free port there for its group to meet; ``None`` where another process has one.
-      versions: the versions of the libraries that the process computes with.
-    """
+    """``port`` is free for the group's processes to meet; ``None`` where another process has the port."""
 
     node: str
     node_id: str

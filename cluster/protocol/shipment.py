@@ -23,10 +23,7 @@ from mpmd.runtime.requests import Request
 
 @dataclasses.dataclass(frozen=True)
 class Shipment:
-    """A program as it travels to the actors: the resolved plan, and the functions as exported bytes.
-
-    ``compiled`` are the executables that the actors have compiled already, and whose functions do not travel.
-    """
+    """``compiled`` are executables that the actors have compiled already: their functions do not travel."""
 
     plan: Plan
     exported: Mapping[str, bytes]

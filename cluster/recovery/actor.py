@@ -51,7 +51,6 @@ class RecoverableActor(GroupActor):
 
     @ray.method(concurrency_group="notice")
     def await_notice(self) -> None:
-        """Returns when the process is told to end, by SIGTERM."""
         self._told_to_end.wait()
 
     # A process that takes the place of another one.
@@ -71,7 +70,6 @@ class RecoverableActor(GroupActor):
 
     @ray.method(concurrency_group="control")
     def interrupt(self) -> None:
-        """Ends the waits for messages of other processes, because some process is gone."""
         self._router.interrupt()
 
     def reset(self, programs: Collection[int]) -> None:
@@ -99,7 +97,6 @@ class RecoverableActor(GroupActor):
     # Snapshots.
 
     def answer(self, request: Request) -> Any:
-        """As ``GroupActor.answer``. Copies the values that live here for a snapshot."""
         if not isinstance(request, Snapshot):
             return super().answer(request)
         super().answer(Release(request.released))
@@ -110,7 +107,6 @@ class RecoverableActor(GroupActor):
 
     @ray.method(concurrency_group="snapshots")
     def hand_over(self, process: int, number: int, base: int, index: int) -> Chunk:
-        """A chunk of a process's snapshot, for ``keep``."""
         return self._stores[process].chunks(number, base)[index]
 
     @ray.method(concurrency_group="snapshots")
@@ -134,7 +130,6 @@ class RecoverableActor(GroupActor):
 
     @ray.method(concurrency_group="snapshots")
     def find_damaged(self, number: int, processes: Collection[int]) -> dict[int, list[Handle]]:
-        """By process, the values whose bytes have changed in the copies kept here of snapshot ``number``."""
         damaged = {process: self._stores[process].damaged(number) for process in processes}
         return {process: handles for process, handles in damaged.items() if handles}
 

@@ -103,7 +103,6 @@ class Allocations:
 
     @property
     def shares_with(self) -> dict[int, int]:
-        """The processes that share, and with which."""
         return {
             n: allocation.host
             for n, allocation in enumerate(self._allocations)
@@ -113,7 +112,6 @@ class Allocations:
     # Nodes.
 
     def good_nodes(self) -> frozenset[str]:
-        """The nodes that live and are not about to end."""
         return self._living_nodes() - draining_nodes() - self.avoided
 
     def _living_nodes(self) -> frozenset[str]:
@@ -137,7 +135,6 @@ class Allocations:
         return self._nodes[allocation]
 
     def check_nodes(self, numbers: Iterable[int]) -> None:
-        """Raises ``NodeGoneError`` when a process's node is gone, so that it is no use to wait for it."""
         living = self._living_nodes()
         for number in numbers:
             if self.node_of(self._allocations[number]) not in living:

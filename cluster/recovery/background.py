@@ -13,12 +13,7 @@ from cluster.recovery.processes import Processes
 
 
 class Background:
-    """Carries out operations in threads, until the run has ended.
-
-    Args:
-      ledger: the requests to groups.
-      processes: of the groups.
-    """
+    """Carries out operations in threads, until the run has ended."""
 
     def __init__(self, ledger: Ledger, processes: Processes):
         self._ledger = ledger

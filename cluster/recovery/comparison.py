@@ -47,7 +47,6 @@ class _Deviation(NamedTuple):
 
 
 def compare(first: StepsRun, second: StepsRun) -> CorruptionReport | None:
-    """The report of the first difference between two runs; ``None`` if they are equal."""
     for step in sorted(first.replies.keys() & second.replies.keys()):
         one, other = first.replies[step], second.replies[step]
         deviations = {
@@ -68,7 +67,6 @@ def _report(
     groups: Sequence[int],
     processes: Sequence[ProcessDigests],
 ) -> CorruptionReport:
-    """Reports the deviations of groups, of ``groups`` that were compared."""
     faulty = [mpmd_idx for mpmd_idx, deviation in deviations.items() if deviation.inputs_agree]
     unknown = [mpmd_idx for mpmd_idx, deviation in deviations.items() if deviation.inputs_agree is None]
     if not faulty and len(groups) == 1:
@@ -94,7 +92,6 @@ def _report(
 
 
 def _in_step(one: StepReply | None, other: StepReply | None) -> _Deviation | None:
-    """The first difference between two replies of a group to a step."""
     if one is None or other is None:
         return None if one is other else _Deviation(None, "the step failed only once")
     if differing := list(_differing_events(one, other)):
@@ -131,7 +128,6 @@ def _differing_events(one: StepReply, other: StepReply) -> Iterator[tuple[int, D
 
 
 def _in_values(first: StepsRun, second: StepsRun) -> dict[int, _Deviation]:
-    """The groups that have a value with other bits in the end, though all replies agree."""
     replies = [
         reply for run in (first, second) for of_step in run.replies.values() for reply in of_step.values()
     ]

@@ -32,7 +32,6 @@ class Copies:
         self.mark_committed()
 
     def mark_committed(self) -> None:
-        """The last snapshot is committed: all processes and their keepers have it."""
         self._holders = {owner: {owner, keeper} for owner, keeper in self._keepers.items()}
         self._damage.clear()
 

@@ -41,8 +41,6 @@ BEGINNING = 0
 
 
 class Outcome(NamedTuple):
-    """The answer of one group: its result, or its error if it has one."""
-
     request: Asked
     mpmd_idx: int
     result: Any = None
@@ -50,7 +48,6 @@ class Outcome(NamedTuple):
 
 
 def changed_result(request: Asked, mpmd_idx: int, error: BaseException | None = None) -> RecoveryError:
-    """The error that ends the run: a repeated request has another result, or has failed with ``error``."""
     what = "gave another result" if error is None else "failed"
     why = "" if error is None else f": {error}"
     changed = RecoveryError(
@@ -103,7 +100,6 @@ class Journal:
         return asked
 
     def begin_snapshot(self, released: Mapping[int, Released]) -> LoggedSnapshot:
-        """Groups, which have answered all requests, are asked to copy their values."""
         assert self.snapshot is None, f"snapshot {self.snapshot} is still under way"
         assert not self.unasked, "groups have not answered all requests"
         self.snapshot = LoggedSnapshot(next(self._snapshots), released, frozenset(self._log))
@@ -139,7 +135,6 @@ class Journal:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the host arrays in the log."""
         return sum(step.nbytes for step in self._steps)
 
     @property
@@ -149,7 +144,6 @@ class Journal:
 
     @property
     def repeatable(self) -> tuple[Asked, ...]:
-        """The requests that have made the values since the snapshot, in order."""
         return tuple(entry for entry in self._log if entry.makes_values)
 
     # What is answered.
@@ -190,7 +184,6 @@ class Journal:
         self._commit()
 
     def mark_copied(self, attempt: int, snapshot: LoggedSnapshot) -> None:
-        """All copies of a snapshot are where they outlive their group."""
         if attempt == self.attempt:
             snapshot.is_copied = True
             self._commit()
@@ -227,7 +220,6 @@ class Journal:
         return outcomes
 
     def _give_up(self, position: int, outcomes: Sequence[Outcome]) -> None:
-        """Gives up the failed step at ``position`` of the log, and the later steps that read its results."""
         errors = [outcome.error for outcome in outcomes]
         error = min(errors, key=lambda error: isinstance(error, StepAborted))
         reason = f"{error}. The MpmdArrays that the step was donated are as they were before it"
@@ -283,7 +275,6 @@ class Journal:
         return tuple(entry for entry in self._log if entry.waiting)
 
     def lose_values(self, error: BaseException) -> list[Outcome]:
-        """No process has a value any more: fails unanswered requests with ``error``, and empties the log."""
         outcomes = [
             Outcome(entry, mpmd_idx, None, error)
             for entry in self._log
@@ -305,7 +296,6 @@ def _copies_of(entry: Asked) -> set[Handle]:
 
 
 def _give_results(request: Asked) -> list[Outcome]:
-    """Makes new results the user's answers from now on, and returns these as outcomes."""
     outcomes = []
     for mpmd_idx, result in request.results.items():
         request.answers[mpmd_idx] = dict(result.inline) if isinstance(result, StepReply) else None

@@ -48,8 +48,6 @@ def choose_keepers(processes: Sequence[ProcessInfo], left_out: Collection[int] =
 
 
 class MissingCopy(NamedTuple):
-    """The snapshot of a process is to be copied from one process to another."""
-
     owner: int
     src: int
     dst: int

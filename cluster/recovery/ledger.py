@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from cluster.driver.calls.joined import failed
+from cluster.driver.calls.joined import failed, running_future
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.recovery.journal import Journal, Outcome
@@ -52,8 +52,6 @@ class State(enum.Enum):
 
 
 class _Writing(NamedTuple):
-    """A copy that a group is to write to storage, and the user's future of the answer."""
-
     mpmd_idx: int
     request: Write
     future: Future
@@ -118,12 +116,10 @@ class Ledger:
 
     @property
     def is_running(self) -> bool:
-        """Whether a request is sent to groups now; other requests wait, or are logged and sent afterwards."""
         return self.state is State.RUNNING
 
     @property
     def is_quiet(self) -> bool:
-        """Whether groups have answered all that they were asked before they were to be quiet."""
         return self.state is State.QUIESCING and not self._unanswered
 
     @property
@@ -131,18 +127,15 @@ class Ledger:
         return self.journal.keeps_copies or bool(self.unwritten)
 
     def quiesce(self) -> None:
-        """From now on requests wait, until groups have answered all requests before."""
         self.state = State.QUIESCING
 
     def resume(self) -> None:
-        """Groups run again, and are asked for the requests that have waited."""
         self.state = State.RUNNING
         for entry in self.journal.unasked:
             self.ask(entry)
         self.notify()
 
     def suspend(self) -> None:
-        """Groups are to go back: no answer counts until they have."""
         self.state = State.RECOVERING
         self.journal.suspend()
         self._unanswered.clear()
@@ -182,7 +175,6 @@ class Ledger:
         return copy_of(losses[0])
 
     def wait_until_running(self) -> None:
-        """Waits until groups are asked for what the user wants, or nothing works any more."""
         self.changed.wait_for(lambda: self.error is not None or self.is_running)
 
     def wait_to_submit(self) -> None:
@@ -203,14 +195,12 @@ class Ledger:
             return bool(holds)
 
     def wait_for_end_of(self, attempt: int) -> None:
-        """Waits until a group has died since this attempt has begun. Raises as ``wait_for``."""
         self.wait_for(lambda: attempt != self.journal.attempt)
 
     def count_waiting(self) -> Mapping[int, int]:
         return collections.Counter(i for _, i in list(self._futures))
 
     def drop_copies(self, copies: Collection[Handle] | None = None) -> None:
-        """These copies for storage, or all, need not be made again."""
         self.journal.drop_copies(copies)
         self.notify()
 
@@ -225,7 +215,7 @@ class Ledger:
         answers: dict[int, Future] = {}
         with DeferredInterrupt():  # an answer that never ends would keep groups from being replaced
             for mpmd_idx, reply in self.groups.ask(requests).items():
-                answer = answers[mpmd_idx] = _awaited_future()
+                answer = answers[mpmd_idx] = running_future()
                 self.unlogged.add(answer)
                 reply.add_done_callback(functools.partial(self._end_unlogged, requests[mpmd_idx], answer))
         return answers
@@ -240,8 +230,7 @@ class Ledger:
             self.notify()
 
     def ask_first(self, request: Asked) -> dict[int, Future]:
-        """Sends requests for the first time. Returns the user's future of each group's answer."""
-        futures = {mpmd_idx: _awaited_future() for mpmd_idx in request.requests}
+        futures = {mpmd_idx: running_future() for mpmd_idx in request.requests}
         self._futures |= {(request, mpmd_idx): future for mpmd_idx, future in futures.items()}
         try:
             self.ask(request)
@@ -322,7 +311,7 @@ class Ledger:
         """Has a group write a copy. A death of the group ends it only if the copy cannot be made again."""
         if self.dead and self.journal.find_copy(request.copy) is None:
             return failed(copy_of(next(iter(self.dead.values()))))
-        writing = self._writes[request.copy] = _Writing(mpmd_idx, request, _awaited_future())
+        writing = self._writes[request.copy] = _Writing(mpmd_idx, request, running_future())
         self._ask_write(request.copy)
         return writing.future
 
@@ -361,12 +350,10 @@ class Ledger:
                 _settle(self._writes.pop(copy).future, None, losses[writing.mpmd_idx])
 
     def lose_all(self, error: RuntimeError) -> None:
-        """No process has the values of the logged groups any more."""
         self.lose_values(dict.fromkeys(self.logged, error))
         self._tell(self.journal.lose_values(error))
 
     def end(self, error: RuntimeError) -> None:
-        """Fails all that is asked, now and later."""
         if self.error is not None:
             return
         self.error, self.state = error, State.ENDED
@@ -378,12 +365,6 @@ class Ledger:
         for future in futures:
             future.set_exception(copy_of(error))
         self.notify()
-
-
-def _awaited_future() -> Future:
-    future: Future = Future()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 def _settle(future: Future, result: object, error: BaseException | None) -> None:

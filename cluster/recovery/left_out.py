@@ -50,12 +50,10 @@ class LeftOut:
         return error
 
     def moves(self, kinds: Mapping[int, str]) -> dict[int, str]:
-        """The groups to move, and why: living groups of ``kinds``, and dead groups of ``wanted``."""
         living = {mpmd_idx: kind for mpmd_idx, kind in kinds.items() if mpmd_idx not in self.dead}
         return living | dict.fromkeys(sorted(self.wanted & self.dead.keys()), REPLACED)
 
     def fault_of(self, moving: Collection[int]) -> str | None:
-        """The reason why groups of ``moving`` that have died cannot move; ``None`` if all live."""
         if not (dead := sorted(self.dead.keys() & set(moving))):
             return None
         return (

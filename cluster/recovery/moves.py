@@ -22,7 +22,6 @@ from mpmd.errors import GroupDiedError
 from mpmd.runtime.requests import Handle
 
 _LOOK_SECONDS = 1.0
-"""The seconds between two looks whether groups are to move."""
 
 _SAVE_SECONDS = 10.0
 """The seconds that a checkpoint may keep a group on a node that is to end; other moves wait for it."""
@@ -60,7 +59,6 @@ class Move:
 
     @property
     def death(self) -> GroupDiedError:
-        """The end of the group's processes, as a death."""
         how = "begins anew" if self.kind == REPLACED else "moves"
         return GroupDiedError(f"group {self.mpmd_idx} {how}: {_REASONS[self.kind]}", self.mpmd_idx)
 
@@ -95,7 +93,6 @@ class Moves:
         return move is not None and move.is_ready and self._is_possible(move)
 
     def start(self) -> None:
-        """Has a thread look after the places of groups, as long as this is in use."""
         watching = weakref.ref(self), self._ledger.freed
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
@@ -116,7 +113,6 @@ class Moves:
             self._ledger.notify()
 
     def _look(self) -> None:
-        """Moves the groups that are to move. Gives back what nobody uses, and starts missing spares."""
         try:
             kinds = self._processes.groups_to_move()
             with self._ledger.changed:
@@ -203,14 +199,12 @@ class Moves:
         return move.attempt == self._ledger.journal.attempt
 
     def _has_to_stay(self, move: Move) -> bool:
-        """Whether a checkpoint that is being saved keeps the group, whose node stays, where it is."""
         return bool(self._ledger.unwritten) and move.kind != DRAINED
 
     def _is_possible(self, move: Move) -> bool:
         return self._is_of_attempt(move) and not self._has_to_stay(move)
 
     def explain(self, late: Sequence[int]) -> tuple[str, str]:
-        """The names of groups that have not moved in time, and why, as the user was told."""
         names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in late)
         return names, "".join(f"; {self.said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in self.said)
 

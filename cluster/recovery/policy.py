@@ -24,7 +24,6 @@ from mpmd.validation import (
 )
 
 RAISE, REPLACE, WARN = REACTIONS = ("raise", "replace", "warn")
-"""The reactions to wrong bits."""
 
 UNLOCATED_REMEDY = (
     '. on_corruption="replace" replaces no group, because it cannot be told which one is wrong. '
@@ -111,7 +110,6 @@ class Recovery:
         )
 
     def is_late(self, journal: Journal) -> bool:
-        """Whether the next step has to wait until the snapshot under way is committed."""
         return journal.snapshot is not None and self._is_full(journal)
 
     def may_go_on(self, journal: Journal) -> bool:
@@ -119,7 +117,6 @@ class Recovery:
         return not self._is_full(journal) or journal.num_failed + 1 < _LOG_INTERVALS
 
     def _is_full(self, journal: Journal) -> bool:
-        """Whether the log may not grow any more."""
         return journal.num_steps >= _LOG_INTERVALS * self.every or journal.nbytes >= _LOG_BYTES
 
 
@@ -135,13 +132,7 @@ def _parts_faults(parts: Any) -> Iterator[Fault | None]:
 
 
 def left_out_groups(recovery: Recovery | None, parts: Mapping[str, int] | None) -> frozenset[int]:
-    """The groups of the parts that recovery leaves out.
-
-    Args:
-      parts: the number of groups of each part of the mesh.
-
-    Raises: ``ValueError`` for a part that the mesh does not have.
-    """
+    """Raises ``ValueError`` for a part that the mesh does not have."""
     ranges, left_out = ranges_of(parts or {}), recovery.parts or {} if recovery else {}
     if unknown := [name for name in left_out if name not in ranges]:
         names, known = ", ".join(map(repr, unknown)), ", ".join(map(repr, ranges)) or "none"
@@ -152,13 +143,9 @@ def left_out_groups(recovery: Recovery | None, parts: Mapping[str, int] | None) 
 def check_recovery(
     recovery: Recovery | None,
     submeshes: Sequence[Mapping[str, int]],
-    left_out: Collection[int] = (),
+    left_out: Collection[int],
 ) -> None:
-    """Raises ``ValueError`` when groups with these submeshes cannot recover as they are asked to.
-
-    Args:
-      left_out: the groups that recovery leaves out.
-    """
+    """Raises ``ValueError`` when groups with these submeshes cannot recover as they are asked to."""
     if recovery is None:
         return
     if len(submeshes) < 2 or len(submeshes) - len(left_out) == 1:
@@ -171,12 +158,7 @@ def check_recovery(
 
 
 def loss_of_values(death: GroupDiedError, reason: str, checkpoint: str | None) -> StateLostError:
-    """The error of who asks for values that no process has any more.
-
-    Args:
-      reason: why nobody has them.
-      checkpoint: the last one that is known.
-    """
+    """The error of requests for values that no process has any more."""
     known = "" if checkpoint is None else f". The last one that was saved or read here is {checkpoint}"
     message = (
         f"{str(death).rstrip('.')}. The values of all groups are lost, because {reason}. The mesh goes on: "
@@ -186,7 +168,6 @@ def loss_of_values(death: GroupDiedError, reason: str, checkpoint: str | None) -
 
 
 def copying_fault(journal: Journal, error: BaseException) -> RuntimeError:
-    """The error that ends a run whose snapshot has failed when the log may not grow any more."""
     return RuntimeError(
         f"the groups' values could not be copied {journal.num_failed + 1} times in a row, the last time "
         f"because {type(error).__name__}: {error}. The log of steps that a death would repeat may not grow "
@@ -196,8 +177,6 @@ def copying_fault(journal: Journal, error: BaseException) -> RuntimeError:
 
 
 class FailureCounter:
-    """Counts deaths, and says when it is no use to go on."""
-
     def __init__(self, max_failures: int):
         self._max_failures = max_failures
         self._count = 0

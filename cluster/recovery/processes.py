@@ -31,7 +31,6 @@ from cluster.transports.choice import OBJECT_STORE, choose
 from mpmd.errors import MESH_CLOSED, GroupDiedError
 
 _POLL_SECONDS = 0.25
-"""The seconds between two checks that a wait is still needed, and that those whom it waits for are alive."""
 
 _AVOID_SECONDS = 300.0
 """A node of which a process was told to end, and that is still there after this time, is not about to end."""
@@ -91,7 +90,6 @@ class Processes:
     def calls(
         self, connections: Sequence[Connection], on_death: Callable[[GroupDiedError], object]
     ) -> ActorCalls:
-        """Returns calls on the present processes, over the driver's ``connections``."""
         placement_groups = self.allocations.placement_groups
         return ActorCalls(
             self.actors, self.endpoints, placement_groups, connections, self.infos, self._limits, on_death
@@ -153,7 +151,6 @@ class Processes:
     # Replacing, in the order of the steps.
 
     def kill(self, groups: Collection[int]) -> list[int]:
-        """Kills the processes of ``groups`` that still run. Returns the processes' numbers."""
         gone = self._numbers_of(groups)
         for number in gone:
             self._session.kill(self.actors[number])
@@ -178,8 +175,6 @@ class Processes:
             self._processes[number] = Process(actor)
 
     def open(self, groups: Collection[int]) -> None:
-        """Has new processes take their devices."""
-
         def check() -> None:
             self.check_open()
             is_reset = set(self._resetting.values())
@@ -207,7 +202,6 @@ class Processes:
         return StartingActors(actors, endpoints, self._timeout, check)
 
     def _connecting_actors(self) -> StartingActors:
-        """All actors, with a check that raises when a process does not answer or ``stop`` is set."""
         numbers = range(len(self.infos))
 
         def check() -> None:
@@ -241,7 +235,6 @@ class Processes:
         self.wait_for(loading, limits=self._limits)
 
     def connect_driver(self) -> list[Connection]:
-        """The driver's new connection with each process, as ``ActorCalls`` takes them."""
         if self._transport == OBJECT_STORE:
             return []
         starting = self._connecting_actors()
@@ -253,7 +246,6 @@ class Processes:
     # Moves.
 
     def groups_to_move(self) -> dict[int, str]:
-        """The groups that are to move, and why: ``drained``, ``shrunk`` or ``grown``."""
         now = time.monotonic()
         for number in self._told_to_end():
             self._avoided.setdefault(self.infos[number].node_id, now)

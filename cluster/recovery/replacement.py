@@ -108,9 +108,7 @@ class Replacement:
                 dead = {error.mpmd_idx} if isinstance(error, GroupDiedError) else processes.find_dead()
                 self.begin_again(error, dead, unopened, _node_is_gone(processes, error))
 
-    def begin_again(
-        self, error: Exception, dead: set[int], unopened: set[int], node_is_gone: bool = False
-    ) -> None:
+    def begin_again(self, error: Exception, dead: set[int], unopened: set[int], node_is_gone: bool) -> None:
         """Decides which groups to replace next, when groups could not be replaced because of ``error``.
 
         One recovery is one failure, unless a new process has died: groups that this replaces for the first
@@ -141,7 +139,6 @@ class Replacement:
         return error
 
     def begin_replay(self, attempt: int, entries: Iterable[Asked]) -> None:
-        """Groups repeat ``entries``, in an attempt of the journal."""
         self.attempt = attempt
         self.replayed = [entry for entry in entries if isinstance(entry, LoggedStep)]
 
@@ -150,11 +147,6 @@ class Replacement:
         return self.attempt != attempt or not any(step.waiting for step in self.replayed)
 
     def report(self, shares_with: Mapping[int, int]) -> RecoveryReport:
-        """The report, at the end of the replay.
-
-        Args:
-          shares_with: the groups without a place of their own, each with the group whose devices it shares.
-        """
         self.phases.enter(None)
         return RecoveryReport(
             mpmd_idxs=tuple(sorted(self.replaced)),

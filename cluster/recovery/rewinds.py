@@ -30,7 +30,6 @@ from mpmd.runtime.requests import Captured, Released, StepReply, sent_with
 from mpmd.runtime.survey import take_digests
 
 Answers = Mapping[tuple[Asked, int], Future]
-"""The answers of groups, by repeated request and group."""
 
 
 class KeptHere(NamedTuple):
@@ -108,13 +107,11 @@ class Rewinds:
         self._verified = 0  # the steps that were asked before the last check
 
     def note_step(self) -> None:
-        """A step was asked of groups: a check may be due, unless a checkpoint is being saved."""
         is_due = self._policy.check_is_due(self._ledger.journal, self._verified)
         if is_due and self.asked is None and not self._ledger.awaits_checkpoint:
             self.ask(RewindRequest())
 
     def ask(self, request: RewindRequest) -> None:
-        """Groups are to go back when they have answered all."""
         assert self.asked is None, "groups go back for one reason at a time"
         self.asked = request
         self.count += 1
@@ -200,7 +197,6 @@ class Rewinds:
         self._end(rewound._replace(is_interrupted=True))
 
     def settle(self, rewound: Rewound) -> None:
-        """Groups have their values from before the rewind."""
         self._verified = self._ledger.journal.num_asked
         self._end(rewound)
 
@@ -239,7 +235,6 @@ def _late(errors: Mapping[tuple[Asked, int], BaseException]) -> StepTimeoutError
 def _refused(
     errors: Mapping[tuple[Asked, int], BaseException],
 ) -> tuple[FoundValue | None, tuple[KeptHere, ...]]:
-    """The first value that was refused, and the tasks that groups have kept."""
     refused = [
         (entry, mpmd_idx, error)
         for (entry, mpmd_idx), error in errors.items()

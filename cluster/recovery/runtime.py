@@ -87,7 +87,6 @@ class RecoveringRuntime(Runtime):
         self._supervisor = Supervisor(self._ledger, processes, copies, policy, on_recovery, on_corruption)
 
     def attach(self, connections: Sequence[Connection]) -> None:
-        """Begins to send requests to groups over the driver's connections, and to look after the groups."""
         self._supervisor.attach(connections)
         self._supervisor.moves.start()
 
@@ -214,14 +213,6 @@ class RecoveringRuntime(Runtime):
         super().free(mpmd_idxs, handle)
 
     def find_nonfinite(self, refused: NonFinitePolicy, to: Path | None) -> FoundValue | None:
-        """Finds the first value that ``refused`` refuses and a step has made since the last snapshot.
-
-        All groups go back to the snapshot and repeat the steps, and have the same values again afterwards.
-        Steps that are submitted meanwhile wait.
-
-        Args:
-          to: the directory for the task that has made the value; ``None`` not to write the task.
-        """
         self.check_process()
         rewound = self._supervisor.rewinds.find(refused)
         found = rewound.found
@@ -245,7 +236,6 @@ class RecoveringRuntime(Runtime):
         return True
 
     def status(self) -> ProcessesStatus:
-        """As ``RayRuntime.status``. While groups recover, says which are being replaced."""
         self.check_process()
         if self.is_recovering and not self._supervisor.background.has_ended:
             dead = dict(self._ledger.dead)
@@ -256,16 +246,6 @@ class RecoveringRuntime(Runtime):
         return dataclasses.replace(status, ready_spares=self._processes.spares.count_ready())
 
     def resize(self, num_places: int, timeout: float) -> None:
-        """Reserves devices for the first ``num_places`` groups; the remaining groups share these devices.
-
-        Blocks until the groups have moved, and the resources that they have left are given back.
-
-        Args:
-          num_places: from 1 to the number of groups.
-
-        Raises: ``RuntimeError`` when there is no room within ``timeout`` seconds, and at once when a group is
-          dead that recovery leaves out; groups then move as soon as they can.
-        """
         self.check_process()
         ledger, moves, allocations = self._ledger, self._supervisor.moves, self._processes.allocations
         if num_places < len(self.processes_per_group) and not allocations.can_share:
@@ -302,10 +282,6 @@ class RecoveringRuntime(Runtime):
         return late or sorted(self._ledger.dead)
 
     def replace(self, mpmd_idxs: Collection[int], timeout: float) -> None:
-        """Has dead groups of ``mpmd_idxs`` restart without values. Returns when all the groups live.
-
-        Raises: ``RuntimeError`` when they do not within ``timeout`` seconds.
-        """
         self.check_process()
         ledger, moves, wanted = self._ledger, self._supervisor.moves, self._ledger.left_out.wanted
         deadline = time.monotonic() + timeout
@@ -330,7 +306,6 @@ class RecoveringRuntime(Runtime):
                 raise RuntimeError(f"replace: other groups have recovered or moved for {timeout:g} s")
 
     def close(self) -> None:
-        """Kills the actors; all calls that are under way fail. May be called again. Not in a fork."""
         if os.getpid() != self._process:
             return
         self.is_closed = True

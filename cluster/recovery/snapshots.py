@@ -21,18 +21,7 @@ _DEATH_SECONDS = 90.0
 
 
 class Snapshots:
-    """The snapshots that travel.
-
-    Args:
-      ledger: the requests to groups; its lock guards all attributes.
-      processes: of the groups.
-      copies: of the values of processes.
-      policy: when to begin a snapshot, and when a failed snapshot ends the run.
-      background: has snapshots travel while steps run.
-
-    Attributes:
-      is_due: whether a snapshot is to begin when groups have answered all.
-    """
+    """``is_due`` asks for a snapshot when groups have answered all. The ledger's lock guards attributes."""
 
     def __init__(
         self, ledger: Ledger, processes: Processes, copies: Copies, policy: Recovery, background: Background
@@ -52,7 +41,6 @@ class Snapshots:
         return self._num_travelling > 0
 
     def note_step(self) -> None:
-        """A step was asked of groups, or was repeated."""
         self.is_due |= self._policy.snapshot_is_due(self._journal)
 
     def begin(self) -> None:
@@ -106,7 +94,6 @@ class Snapshots:
                 ledger.changed.wait_for(has_ended, _DEATH_SECONDS)
 
     def _give_up(self, snapshot: LoggedSnapshot, error: BaseException) -> None:
-        """Goes on without a snapshot if the log may still grow."""
         if not self._policy.may_go_on(self._journal):
             ending = copying_fault(self._journal, error)
             ending.__cause__ = error

@@ -26,8 +26,6 @@ _COUNT_SECONDS = 1.0
 
 
 class Process:
-    """An actor, its pings, and the notice that its node is to end."""
-
     def __init__(self, actor: ActorHandle):
         self.actor = actor
         self._ping: tuple[float, ray.ObjectRef] | None = None  # that is not answered, and when it was made
@@ -67,7 +65,6 @@ class Process:
 
 
 def has_succeeded(call: ray.ObjectRef, timeout: float = 0.0) -> bool:
-    """Whether a call is answered, within some seconds, and by no error."""
     if not ray.wait([call], timeout=timeout)[0]:
         return False
     try:
@@ -98,13 +95,7 @@ class _Standby(Process):
 
 
 class Spares:
-    """Has processes stand by, and replaces processes that have ended by these, or by new processes.
-
-    Args:
-      starter: starts processes.
-      allocations: the allocations of all processes; kept up to date.
-      reservations: of the spare processes.
-    """
+    """Has processes stand by, and replaces processes that have ended by these, or by new processes."""
 
     def __init__(self, starter: ActorStarter, allocations: Allocations, reservations: Sequence[Reservation]):
         self.starter = starter
@@ -142,7 +133,6 @@ class Spares:
         self._session.kill(spare.actor)
 
     def await_start(self, timeout: float) -> None:
-        """Waits until the spares are ready. Raises ``RuntimeError`` when they are not in time."""
         starting = [spare.started for spare in self._spares]
         _, late = ray.wait(starting, num_returns=len(starting), timeout=timeout) if starting else ([], [])
         if late:
@@ -152,11 +142,9 @@ class Spares:
         ray.get(starting)
 
     def count_ready(self) -> int:
-        """The number of spares that could replace a process now: they answer within a second."""
         return sum(spare.answers(_COUNT_SECONDS) for spare in self._ready())
 
     def _ready(self) -> list[_Standby]:
-        """The spares that have started on nodes that are not about to end."""
         spares = list(self._spares)  # another thread may take one meanwhile
         good = self.allocations.good_nodes() if spares else frozenset()
         node_of = self.allocations.node_of
@@ -210,7 +198,6 @@ class Spares:
             return actors
 
     def _take_standby(self, number: int) -> _Standby | None:
-        """The process that was prepared to take the place of process ``number``, or a spare."""
         prepared = self._prepared.pop(number, None)
         if prepared is not None and prepared.answers(_ANSWER_SECONDS):
             return prepared

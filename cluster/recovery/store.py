@@ -13,7 +13,7 @@ import numpy as np
 from cluster.protocol.digests import digest_of
 from cluster.recovery.journal import BEGINNING
 from mpmd.ir.plan import Spec
-from mpmd.ir.reshard import Box
+from mpmd.ir.reshard import Box, box_of
 from mpmd.runtime.lost_values import LostValue
 from mpmd.runtime.requests import Handle, Released, Request
 from mpmd.sharding import spec_of, to_sharding
@@ -60,12 +60,7 @@ class SavedValue(NamedTuple):
     def nbytes(self) -> int:
         return sum(shard.nbytes for _, shard in self.shards)
 
-    @property
-    def is_intact(self) -> bool:
-        return self.digests == tuple(digest_of(shard.data) for _, shard in self.shards)
-
     def copied(self, allocate: Allocate) -> SavedValue:
-        """The same in other memory."""
         return self._replace(shards=tuple((box, _filled(allocate, shard)) for box, shard in self.shards))
 
 
@@ -74,7 +69,7 @@ Saved = SavedValue | LostValue
 
 def save(array: jax.Array, submesh: jax.sharding.Mesh, allocate: Allocate) -> SavedValue:
     """Copies what this process has of an array to host memory; of equal shards, one."""
-    shards = {_box(shard.index, array.shape): shard.data for shard in array.addressable_shards}
+    shards = {box_of(shard.index, array.shape): shard.data for shard in array.addressable_shards}
     data = {box: _bytes(np.asarray(shard)) for box, shard in shards.items()}
     return SavedValue(
         shape=array.shape,
@@ -94,7 +89,7 @@ def restore(saved: SavedValue, submesh: jax.sharding.Mesh) -> jax.Array:
     }
     shards = [
         # A copy for each device: device_put may alias it, whatever may_alias says of arrays of numpy's.
-        jax.device_put(data_of[_box(index or (), saved.shape)].copy(), device)
+        jax.device_put(data_of[box_of(index or (), saved.shape)].copy(), device)
         for device, index in sharding.addressable_devices_indices_map(saved.shape).items()
     ]
     return jax.make_array_from_single_device_arrays(saved.shape, sharding, shards)
@@ -203,7 +198,9 @@ class SnapshotStore:
 
 
 def _is_intact(saved: Saved) -> bool:
-    return isinstance(saved, LostValue) or saved.is_intact
+    return isinstance(saved, LostValue) or saved.digests == tuple(
+        digest_of(shard.data) for _, shard in saved.shards
+    )
 
 
 def _filled(allocate: Allocate, data: np.ndarray) -> np.ndarray:
@@ -215,7 +212,3 @@ def _filled(allocate: Allocate, data: np.ndarray) -> np.ndarray:
 def _bytes(array: np.ndarray) -> np.ndarray:
     """The bytes of an array, as a view if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    return tuple(interval.indices(size)[:2] for interval, size in zip(index, shape, strict=True))

@@ -46,19 +46,7 @@ Operation = Callable[[], None]
 
 
 class Supervisor:
-    """Looks after the groups of a mesh.
-
-    Args:
-      ledger: the requests to groups; its lock guards all attributes.
-      processes: of the groups.
-      copies: of the values of processes.
-      policy: when to copy values, and when to give up.
-      on_recovery: is called with a report of each recovery and move.
-      on_corruption: is called with a report of wrong bits.
-
-    Attributes:
-      last_checkpoint: as of ``mpmd.runtime.protocol.Runtime``.
-    """
+    """The ledger's lock guards all attributes."""
 
     def __init__(
         self,
@@ -89,7 +77,6 @@ class Supervisor:
         ledger.wake = _weakly(self._wake)
 
     def attach(self, connections: Sequence[Connection]) -> None:
-        """From now on, groups are asked over these connections, and their deaths are noted."""
         self._groups.attach(self._processes.calls(connections, _weakly(self.note_death)))
 
     # Threads.
@@ -245,7 +232,6 @@ class Supervisor:
             connection.close()
 
     def _replay(self, replacement: Replacement) -> None:
-        """All groups have gone back: repeats the requests in the journal."""
         ledger = self._ledger
         if replacement.replaced and (losses := ledger.left_out.begin_anew(replacement.replaced)):
             ledger.lose_values(losses)
@@ -343,7 +329,6 @@ class Supervisor:
         return None
 
     def _compare(self, entries: Sequence[Asked], rewound: Rewound) -> None:
-        """Compares the two runs of the steps, and reacts to wrong bits."""
         found, reaction = self.rewinds.compare(entries, rewound), self._policy.on_corruption
         if found is None or reaction == WARN:
             self._settle_rewind(rewound)

@@ -17,15 +17,6 @@ from cluster.start.resources import Allocation, Reservation
 
 
 class ActorStarter:
-    """Starts actors, each in its allocation.
-
-    Args:
-      endpoints: the processes, in the order of their numbers.
-      resources: the resources of each process.
-      compilation_cache: as of ``GroupActor``.
-      actor_class: the class of the actors.
-    """
-
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
@@ -39,7 +30,6 @@ class ActorStarter:
         self._actor_class = ray.remote(concurrency_groups=dict(actor_class.CONCURRENCY_GROUPS))(actor_class)  # type: ignore[call-overload]
 
     def start(self, number: int, allocation: Allocation) -> ActorHandle:
-        """Starts the actor of a process; in a bundle as soon as Ray has it."""
         resources = self.resources[number]
         runtime_env = dict(resources.runtime_env)
         if isinstance(allocation, Reservation):

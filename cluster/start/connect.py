@@ -26,7 +26,6 @@ from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 
 _CHECK_SECONDS = 0.25
-"""The seconds between two checks of a wait for actors."""
 
 START_SECONDS = 300.0
 """The seconds that actors may take to start, by default: to import JAX is slow on a busy machine."""
@@ -35,7 +34,6 @@ _QUIET_SECONDS = 30.0
 """The seconds of a wait for actors after which stderr reports their progress."""
 
 _REASON_SECONDS = 1.0
-"""The seconds that further actors have to report the cause of an actor's failure to connect."""
 
 
 class StartingActors(NamedTuple):
@@ -50,7 +48,6 @@ class StartingActors(NamedTuple):
     check: Callable[[], None] = lambda: None
 
     def call(self, method: str, arguments: Sequence[tuple]) -> list[Any]:
-        """Calls all actors at the same time and returns their replies."""
         calls: list[ray.ObjectRef] = [
             getattr(actor, method).remote(*each) for actor, each in zip(self.actors, arguments, strict=True)
         ]
@@ -96,7 +93,6 @@ class StartingActors(NamedTuple):
 
 
 def error_of(call: ray.ObjectRef) -> ray.exceptions.RayError | None:
-    """The error of a call that is answered."""
     try:
         ray.get(call)
     except ray.exceptions.RayError as error:
@@ -105,7 +101,6 @@ def error_of(call: ray.ObjectRef) -> ray.exceptions.RayError | None:
 
 
 def late_error(title: str, late: Mapping[str, ActorHandle]) -> RuntimeError:
-    """The error that actors are late, by their names: how far each has come, and what to do."""
     lines = (f"  {name}: {progress_of(actor)}" for name, actor in late.items())
     where = (
         f"Ray's logs are in {log_directory()} on the node of each: worker-*-PID.err, and raylet.out for what "
@@ -140,13 +135,7 @@ def _hosts(locations: Sequence[Location] | Sequence[ProcessInfo]) -> list[str]:
 
 
 class Connected(NamedTuple):
-    """Processes that are connected with one another and the driver.
-
-    Attributes:
-      topology: the processes of the groups, and the edges over which values are gathered.
-      placement: where the processes run, and the transports between them.
-      connections: the driver's with each process; none where it calls them by Ray.
-    """
+    """``connections`` are the driver's with each process; empty where it calls processes by Ray."""
 
     topology: Topology
     placement: ProcessPlacement
@@ -161,13 +150,7 @@ def connect(
     encryption: bool | None,
     undo: contextlib.ExitStack,
 ) -> Connected:
-    """Connects processes with one another and with the driver.
-
-    Args:
-      infos: where the processes run.
-      shapes: of the groups.
-      transport, encryption: as ``launch`` was asked.
-      undo: closes the connections.
+    """Connects processes with one another and with the driver; ``undo`` closes the driver's connections.
 
     Raises: ``ValueError`` when the transport cannot connect them, ``RuntimeError`` when one is not reached.
     """
@@ -203,7 +186,6 @@ def connect_groups(
     gathering: frozenset[Edge],
     encryption: bool | None,
 ) -> None:
-    """Connects the processes with one another."""
     credentials = make_credentials(encryption)
     routes: list[dict[int, str]] = [{} for _ in infos]
     for (a, b), name in transports.items():
@@ -222,7 +204,6 @@ def connect_driver(
     encryption: bool | None,
     undo: contextlib.ExitStack,
 ) -> list[Connection]:
-    """Connects the driver with every process."""
     credentials = make_credentials(encryption)
     here = ray.get_runtime_context().get_node_id()
     hosts = ["127.0.0.1" if info.node_id == here else info.node for info in infos]

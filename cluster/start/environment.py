@@ -13,7 +13,6 @@ _CONCURRENCY = "--xla_cpu_enable_concurrency_optimized_scheduler"
 """By default XLA orders a program for many threads, and passes work to a pool even if it has one thread."""
 
 VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
-"""The variable that names the devices of a process, for platforms on which Ray gives each its own."""
 
 MEMORY_OF_A_GPU = 0.75
 """The part of a GPU's memory that a process of JAX takes by default.
@@ -115,7 +114,6 @@ def without_effect(variables: Mapping[str, str], config: Any) -> list[str]:
 
 
 def _says(text: str, value: Any) -> bool:
-    """Whether the text of a variable is a setting's value."""
     if isinstance(value, bool):
         return (text.lower() in _TRUE) == value
     return text.lower() == str(getattr(value, "value", value)).lower()

@@ -11,21 +11,12 @@ SHAPES = 'a dict of names and shapes, as {"actor": {"stage": 4}, "sampler": {"st
 
 
 class GroupsOfParts(NamedTuple):
-    """The groups of all parts.
-
-    Attributes:
-      mpmd_axis: the axis along which the groups are.
-      groups: for each group, the axes of its submesh, of which the mpmd axis has size 1.
-      parts: the number of groups of each part.
-    """
-
     mpmd_axis: str
     groups: Sequence[Mapping[str, int]]
     parts: Mapping[str, int]
 
 
 def are_shapes(parts: Any) -> TypeGuard[Mapping[str, Mapping[str, int]]]:
-    """Whether ``parts`` are shapes, so that ``launch`` needs neither ``mesh_shape`` nor ``groups``."""
     return isinstance(parts, Mapping) and any(isinstance(shape, Mapping) for shape in parts.values())
 
 
@@ -51,7 +42,6 @@ _TITLE = "mpmd.launch: "
 
 
 def alone_faults(mesh_shape: Any, groups: Any) -> Iterator[Fault | None]:
-    """The faults of shapes of groups beside parts that have theirs."""
     for name, shape in (("mesh_shape", mesh_shape), ("groups", groups)):
         if shape is not None:
             yield ValueError(

@@ -15,8 +15,6 @@ from cluster.start.shapes import GPU_PLATFORMS, LaunchRequest
 
 @dataclasses.dataclass(frozen=True)
 class ProcessResources:
-    """The resources of one process, by Ray's names, and its runtime environment."""
-
     bundle: Bundle
     runtime_env: Mapping[str, Any]
 
@@ -28,13 +26,7 @@ def resources_of(
     runtime_env: Mapping[str, Any],
     may_share: bool,
 ) -> list[ProcessResources]:
-    """The resources of each process.
-
-    Args:
-      nodes: the node on which the resources of each process are reserved.
-      runtime_env: the user's runtime environment.
-      may_share: whether groups may share a device. Then no group is to take all of the device's memory.
-    """
+    """``nodes`` has the node of each process. With ``may_share``, no group takes all memory of a device."""
     variables = runtime_env.get("env_vars") or {}
     shares_of_nodes = threads_per_process(nodes)
     resources = []

@@ -22,13 +22,7 @@ _PROCESS_BYTES = 100 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class PlannedProcesses:
-    """The processes of all groups.
-
-    Attributes:
-      platform: of the groups' devices.
-      endpoints: the processes, in the order of their numbers.
-      bundles: the resources of each, and then of each spare.
-    """
+    """``bundles`` has the resources of each process, and then of each spare."""
 
     platform: str
     endpoints: tuple[Endpoint, ...]
@@ -36,7 +30,6 @@ class PlannedProcesses:
 
     @property
     def shapes(self) -> tuple[GroupShape, ...]:
-        """The shape of each group."""
         return self.endpoints[0].groups
 
     @property
@@ -49,10 +42,6 @@ class PlannedProcesses:
 
 
 def processes_of(request: LaunchRequest, num_spares: int) -> PlannedProcesses:
-    """The processes that are asked for, on the cluster that the driver is connected with.
-
-    Raises: ``ValueError`` as ``shapes_of`` and ``bundles_of``.
-    """
     platform = request.platform or default_platform()
     shapes = shapes_of(request, platform, [node["Resources"].get("GPU", 0) for node in live_nodes()])
     return PlannedProcesses(platform, endpoints(shapes), bundles_of(request, platform, shapes, num_spares))
@@ -87,7 +76,6 @@ def bundles_of(
 
 
 def check_room(num_processes: int, num_spares: int, nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ``ValueError`` for more processes than Ray allows, or than the memory of ``nodes`` holds."""
     asked = f"{counted(num_processes)} processes are needed" + (
         f", {counted(num_spares)} of them spares" if num_spares else ""
     )

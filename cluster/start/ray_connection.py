@@ -13,7 +13,6 @@ from cluster.ray_compat import check_release, without_messages_to_user
 from cluster.start.resources import live_nodes
 
 _REACHABLE_SECONDS = 10
-"""The seconds that a cluster may take to accept a connection."""
 
 
 def connect_to_ray(address: str | None) -> Callable[[], None]:
@@ -69,5 +68,4 @@ def check_reachable(address: str) -> None:
 
 
 def default_platform() -> str:
-    """``cuda`` where the cluster has GPUs, else ``cpu``."""
     return "cuda" if any(node["Resources"].get("GPU") for node in live_nodes()) else "cpu"

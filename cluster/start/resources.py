@@ -37,7 +37,6 @@ The name of the type follows; Ray gives the node an amount of 1.
 """
 
 NODE_LABEL = "ray.io/node-id"
-"""The label of each node that has its identifier."""
 
 
 def fitting_cpus(cpus_of_nodes: Sequence[float], num_processes: int) -> float:
@@ -51,7 +50,6 @@ def fitting_cpus(cpus_of_nodes: Sequence[float], num_processes: int) -> float:
 
 
 def live_nodes() -> list[Mapping]:
-    """The cluster's nodes, as ``ray.nodes`` describes them."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
@@ -93,7 +91,6 @@ def request(bundles: Sequence[Bundle], avoided: Collection[str] = ()) -> Placeme
 
 
 def _requested(bundles: Sequence[Bundle], selectors: list[dict[str, str]] | None) -> PlacementGroup:
-    """A placement group whose name says which program has requested it."""
     return placement_group(
         [dict(bundle) for bundle in bundles],
         strategy="PACK",
@@ -125,7 +122,6 @@ def remove_left_behind() -> None:
 
 
 def _actor_of(name: str, job: str) -> str | None:
-    """The actor that requested a placement group of this job, by its name; ``None`` if it was no actor."""
     match name.split(" "):
         case ["mpmd", owner, actor, _, _] if owner == job and actor != _NO_ACTOR:
             return actor
@@ -167,8 +163,6 @@ def held_by_this_program(
 
 
 class Reservation(NamedTuple):
-    """A bundle that is reserved for a process."""
-
     placement_group: PlacementGroup
     bundle_index: int
 
@@ -182,7 +176,6 @@ class SharedDevices(NamedTuple):
 
 
 Allocation = Reservation | SharedDevices
-"""The reservation of a process, or the devices that it shares."""
 
 
 def reserve_together(
@@ -198,7 +191,8 @@ def reserve_together(
     Raises: as ``reserve``.
     """
     group = reserve(bundles, timeout)
-    nodes = nodes_of_bundles(group)
+    placed = placement_group_table(group)["bundles_to_node_id"]
+    nodes = [placed[index] for index in range(len(placed))]
     size_of = {number: len(team) for team in teams for number in team}
     indices = assign_bundles(nodes, bundles, [size_of[number] for number in range(len(bundles))])
     return [Reservation(group, index) for index in indices], [nodes[index] for index in indices]
@@ -250,7 +244,6 @@ def _wait(group: PlacementGroup, seconds: float) -> bool:
 def describe_shortage(
     bundles: Sequence[Bundle], available: Mapping[str, float], nodes: Sequence[Mapping]
 ) -> str:
-    """For each resource, what the processes of the groups request and what the cluster has."""
     lines = []
     names = list(dict.fromkeys(name for bundle in bundles for name in bundle))
     for name in names:
@@ -278,12 +271,6 @@ def describe_shortage(
             f"  nodes: {have}{more}",
         ]
     )
-
-
-def nodes_of_bundles(group: PlacementGroup) -> list[str]:
-    """The node of each bundle, by Ray's identifier."""
-    placed = placement_group_table(group)["bundles_to_node_id"]
-    return [placed[index] for index in range(len(placed))]
 
 
 def assign_bundles(nodes: Sequence[str], bundles: Sequence[Bundle], counts: Sequence[int]) -> list[int]:
@@ -316,10 +303,5 @@ def _by_node(indices: Sequence[int], nodes: Sequence[str], per_group: int) -> li
 
 
 def threads_per_process(nodes: Sequence[str]) -> list[int]:
-    """For each process, its share of the CPUs of its node, at least one.
-
-    Args:
-      nodes: of each process.
-    """
     cpus = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in live_nodes()}
     return [max(1, int(cpus[node]) // nodes.count(node)) for node in nodes]

@@ -87,8 +87,6 @@ _GPUS = functools.partial(number_fault, least=0, finite=True, optional=True)
 
 
 class LaunchRequest(NamedTuple):
-    """The arguments of ``launch`` that say which groups there are, and what each gets, with their rules."""
-
     mesh_shape: Annotated[
         Mapping[str, int] | None, functools.partial(type_fault, types=Mapping, what=_AXES, optional=True)
     ]
@@ -103,10 +101,7 @@ class LaunchRequest(NamedTuple):
 
 
 def groups_faults(request: LaunchRequest) -> Iterator[Fault | None]:
-    """The faults of the groups that a request with values of the right types asks for.
-
-    The nodes of the cluster are unknown yet; ``shapes_of`` compares the groups with the nodes' resources.
-    """
+    """The faults that need no node to notice: ``shapes_of`` compares the groups with the nodes' resources."""
     faults = [fault for fault in _submeshes_faults(request) if fault]
     yield from faults
     if not faults:
@@ -126,7 +121,6 @@ def submeshes_of(request: LaunchRequest) -> list[dict[str, int]]:
 
 
 def axis_types_of(request: LaunchRequest) -> dict[str, AxisType]:
-    """The types of the axes that are not ``Auto``."""
     types = request.axis_types
     if isinstance(types, AxisType):
         types = dict.fromkeys(submeshes_of(request)[0], types)
@@ -134,7 +128,6 @@ def axis_types_of(request: LaunchRequest) -> dict[str, AxisType]:
 
 
 def accelerator_types_of(request: LaunchRequest, num_groups: int) -> list[str | None]:
-    """The accelerator type of the nodes of each group; ``None`` for any."""
     types = request.accelerator_types
     return [types] * num_groups if types is None or isinstance(types, str) else [*types]
 
@@ -154,12 +147,7 @@ def spares_fault(request: LaunchRequest, num_spares: int) -> Fault | None:
 def shapes_of(
     request: LaunchRequest, platform: str, gpus_of_nodes: Sequence[float]
 ) -> tuple[GroupShape, ...]:
-    """The shape of each group, with the number of its processes.
-
-    Args:
-      request: without faults.
-      platform: of the groups.
-      gpus_of_nodes: how many GPUs each node has.
+    """The shapes for a request without faults.
 
     Raises: ``ValueError`` when processes get fewer GPUs than they have devices.
     """
@@ -171,15 +159,14 @@ def shapes_of(
         if request.gpus_per_group is not None:
             gpus = [request.gpus_per_group] * len(devices)
         processes = fewest_processes(devices, gpus, gpus_of_nodes)
-    counts = each(processes, len(submeshes))
+    counts = _process_counts(processes, len(submeshes))
     shapes = tuple(GroupShape(axes, count) for axes, count in zip(submeshes, counts, strict=True))
     if platform in GPU_PLATFORMS and request.gpus_per_group:
         _check_gpus(shapes, request.gpus_per_group)
     return shapes
 
 
-def each(processes: int | Sequence[int], num_groups: int) -> list[int]:
-    """The number of processes of each group."""
+def _process_counts(processes: int | Sequence[int], num_groups: int) -> list[int]:
     return [processes] * num_groups if isinstance(processes, int) else list(processes)
 
 
@@ -293,7 +280,9 @@ def _counts_faults(request: LaunchRequest, submeshes: Sequence[Mapping[str, int]
         yield ValueError(f"accelerator_types has {len(types)} names, but there are {num_groups} groups")
     if "" in types:
         yield ValueError("accelerator_types must be names, such as 'H100', and one is empty")
-    counts = each(1 if request.processes_per_group is None else request.processes_per_group, num_groups)
+    counts = _process_counts(
+        1 if request.processes_per_group is None else request.processes_per_group, num_groups
+    )
     if len(counts) != num_groups:
         yield ValueError(f"processes_per_group has {len(counts)} numbers, but there are {num_groups} groups")
         return

@@ -21,7 +21,6 @@ from typing import NamedTuple
 from cluster.tcp.records import RecordReader, RecordWriter, divided
 
 _MAX_PIECES = min(os.sysconf("SC_IOV_MAX"), 1024)
-"""The most that one system call writes."""
 
 
 class Connection:
@@ -104,13 +103,7 @@ class Connection:
 
 
 class Session(NamedTuple):
-    """A session of TLS whose handshake is done.
-
-    Attributes:
-      tls: encrypts and decrypts.
-      incoming: memory for encrypted bytes that have arrived.
-      outgoing: memory for encrypted bytes to send.
-    """
+    """A session of TLS: encrypted bytes arrive in ``incoming``, and leave by ``outgoing``."""
 
     tls: ssl.SSLObject
     incoming: ssl.MemoryBIO
@@ -118,13 +111,6 @@ class Session(NamedTuple):
 
 
 class EncryptedConnection(Connection):
-    """One end of a TCP connection that is encrypted by TLS.
-
-    Args:
-      tcp: as for ``Connection``.
-      session: TLS's, which is this object's from now on.
-    """
-
     def __init__(self, tcp: socket.socket, session: Session):
         # The other end may have sent more at once than the rest of the handshake.
         super().__init__(tcp, session.incoming.read())

@@ -24,7 +24,6 @@ class Credentials:
     encryption: bool | None = None
 
     def context(self, accepts: bool) -> ssl.SSLContext:
-        """The settings of TLS for the end that accepts a connection, or for the end that connects."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if accepts else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # all processes of the launch have the same certificate

@@ -24,8 +24,6 @@ Buffer = bytes | memoryview
 
 
 class Frame(NamedTuple):
-    """An encoded message: a pickle, and the large buffers beside it."""
-
     number: int
     content: Buffer
     buffers: tuple[memoryview, ...]
@@ -35,7 +33,6 @@ class Frame(NamedTuple):
 
     @property
     def pieces(self) -> list[memoryview]:
-        """The bytes that travel."""
         head = _HEAD.pack(self.number, len(self.content), len(self.buffers))
         sizes = [_SIZE.pack(view.nbytes) for view in self.buffers]
         return [memoryview(b"".join([head, *sizes, self.content])), *self.buffers]
@@ -63,17 +60,12 @@ def encode(number: int, message: object, dumps: Callable[..., bytes] = pickle.du
 
 
 class FrameConnection:
-    """Frames over one end of a connection. One thread may write while another one reads.
-
-    Args:
-      connection: what ``close`` closes.
-    """
+    """Frames over one end of a connection. One thread may write while another one reads."""
 
     def __init__(self, connection: Connection):
         self._connection = connection
 
     def write(self, message: Frame) -> None:
-        """Returns when the network has taken the frame. After an ``OSError`` the connection must end."""
         self._connection.write(message.pieces)
 
     def read(self) -> Frame:
@@ -92,7 +84,6 @@ class FrameConnection:
         return buffer
 
     def end(self) -> None:
-        """Ends the connection, and all reading and writing, at both ends. ``close`` is still to be called."""
         self._connection.end()
 
     def close(self) -> None:

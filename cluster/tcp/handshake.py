@@ -16,7 +16,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cluster.tcp.connection import Session
 
@@ -24,10 +24,8 @@ HANDSHAKE_SECONDS = 5
 """The longest time of a handshake, from its first byte."""
 
 _CHECK_SECONDS = 0.2
-"""The seconds between two checks that a connection is still needed."""
 
 _PAUSE_SECONDS = 0.01
-"""The pause before a process tries again to connect with a listener whose queue is full."""
 
 _MAX_BYTES = 16 * 1024
 """The most bytes that are received at a time; a packet of a handshake has fewer."""
@@ -90,7 +88,7 @@ def authenticate(link: socket.socket, context: ssl.SSLContext, wait: SocketWait)
 
     Raises: ``OSError`` when the other end does not have the credentials, is late, or is gone.
     """
-    session = _session(context.wrap_bio, server_side=True)
+    session = _session(context, server_side=True)
 
     def confirm() -> bytes:
         session.tls.do_handshake()
@@ -114,7 +112,7 @@ def request(
 
     Raises: ``OSError`` when the other end does not have the credentials, or what ``wait`` raises.
     """
-    session = _session(context.wrap_bio, server_hostname=identity)
+    session = _session(context, server_hostname=identity)
     with contextlib.suppress(ssl.SSLWantReadError):
         session.tls.do_handshake()
     _send(link, session)
@@ -130,9 +128,9 @@ def request(
     return session
 
 
-def _session(wrap: Callable[..., ssl.SSLObject], **options: object) -> Session:
+def _session(context: ssl.SSLContext, **options: Any) -> Session:
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    return Session(wrap(incoming, outgoing, **options), incoming, outgoing)
+    return Session(context.wrap_bio(incoming, outgoing, **options), incoming, outgoing)
 
 
 def _perform(link: socket.socket, session: Session, operation: Callable[[], T], wait: SocketWait) -> T:

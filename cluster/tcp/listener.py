@@ -22,7 +22,6 @@ _MAX_HANDSHAKES = 256
 """The most handshakes at the same time; further connections wait in the system's queue."""
 
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""The errors for which a process can open no connection."""
 
 _PAUSE_SECONDS = 0.05
 """The pause after a failure to accept, such as a lack of descriptors, which a handshake may free."""

@@ -16,8 +16,6 @@ from cluster.tcp.listener import Listener, connecting
 
 
 class LocalAddress(NamedTuple):
-    """The name of a ``LocalListener``'s socket, and the listener's identity, which no other one has."""
-
     name: str
     identity: str
 

@@ -40,7 +40,6 @@ class RecordWriter:
         self._number = 0
 
     def records(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-        """Makes the records of ``pieces`` lazily; each is a list of byte pieces to send in order."""
         for content in divided(pieces):
             head = _HEAD.pack(sum(piece.nbytes for piece in content), digest_of_all(content))
             sealed = head + _DIGEST.pack(digest_of(head, self._number))
@@ -80,12 +79,7 @@ class _Received(io.RawIOBase):
 
 
 class RecordReader:
-    """Receives the records of one direction of a connection. One thread uses it.
-
-    Args:
-      tcp: the blocking socket.
-      ahead: bytes of the records that were received before.
-    """
+    """Receives the records of one direction, in one thread. ``ahead`` are bytes that were received before."""
 
     def __init__(self, tcp: socket.socket, ahead: bytes = b""):
         self._stream = io.BufferedReader(_Received(tcp), _AHEAD_BYTES)
@@ -118,7 +112,6 @@ class RecordReader:
             self._rest, buffer = self._rest[count:], buffer[count:]
 
     def _read_head(self) -> tuple[int, int]:
-        """The bytes of the next record's content, and its digest."""
         head = bytearray(_HEAD_BYTES)
         self._receive(memoryview(head))
         if _DIGEST.pack(digest_of(head[: _HEAD.size], self._number)) != head[_HEAD.size :]:
@@ -138,7 +131,6 @@ class RecordReader:
         return CorruptedError(f"the {what} of record {self._number} from {self._ways} was changed on the way")
 
     def _receive(self, buffer: memoryview) -> None:
-        """Fills a buffer."""
         if self._ahead:
             count = min(len(self._ahead), len(buffer))
             buffer[:count], self._ahead = self._ahead[:count], self._ahead[count:]

@@ -74,13 +74,7 @@ class Client:
 
 
 class Server:
-    """A group's end: receives the requests of one driver, and answers them in order.
-
-    Args:
-      name: the group's, for the tracebacks that the driver gets.
-      host: the address of this machine to which the driver connects.
-      credentials: the driver's.
-    """
+    """Receives the requests of one driver, and answers them in order; ``name`` appears in tracebacks."""
 
     def __init__(self, name: str, host: str, credentials: Credentials):
         self._name = name

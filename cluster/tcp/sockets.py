@@ -23,20 +23,13 @@ _IDLE_SECONDS, _PROBE_SECONDS = 30, 10
 
 
 class Address(NamedTuple):
-    """The address and the identity of a ``ConnectionListener``: no other one can answer in its place."""
-
     host: str
     port: int
     identity: str
 
 
 class ConnectionListener(listener.Listener[Connection]):
-    """Accepts connections at a free port of a host from peers that have the credentials.
-
-    Args:
-      host: the address of this machine to listen at; no other one is open.
-      credentials: of both ends.
-    """
+    """Accepts connections at a free port of ``host`` from peers that have the credentials."""
 
     def __init__(self, host: str, credentials: Credentials):
         server = socket.create_server((host, 0), backlog=socket.SOMAXCONN)

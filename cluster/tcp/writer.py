@@ -33,7 +33,6 @@ class Writer:
         """The error by which writing has shown that the connection has ended, if it has."""
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     def put(self, pieces: Sequence[bytes | memoryview]) -> None:

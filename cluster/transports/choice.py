@@ -30,14 +30,12 @@ def supported(platform: str) -> tuple[str, ...]:
 
 
 def transport_fault(name: str, transport: Any) -> ValueError | None:
-    """The fault of an unknown transport."""
     if transport in (AUTO, *NAMES):
         return None
     return ValueError(f"{name} must be one of {', '.join((AUTO, *NAMES))}, not {transport!r}")
 
 
 def encryption_fault(encryption: Any, transport: str) -> Fault | None:
-    """The fault of a wrong ``encryption``, or of encryption by a transport that cannot encrypt."""
     if encryption is not None and not isinstance(encryption, bool):
         return TypeError(f"encryption must be True, False or None, not {encryption!r}")
     if encryption and transport in (DEVICE, OBJECT_STORE):

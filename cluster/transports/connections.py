@@ -18,12 +18,7 @@ AddressT = TypeVar("AddressT")
 
 
 class ConnectedTransport(PeerTransport, Generic[LinkT]):
-    """A ``PeerTransport`` that has a connection to each peer. ``listen`` has to make the listener.
-
-    Args:
-      inbox: where the messages that arrive go.
-      process: the number of this process.
-    """
+    """A ``PeerTransport`` that has a connection to each peer. ``listen`` has to make the listener."""
 
     def __init__(self, inbox: ProcessInbox, process: int):
         super().__init__(inbox)

@@ -29,7 +29,6 @@ _SOURCE = struct.Struct("<i")
 _WAKE = _SOURCE.pack(-1).ljust(HEADER_BYTES, b"\0")
 
 HeaderListener = Callable[[bytes], None]
-"""Is called with a header."""
 
 
 class PeerLostError(RuntimeError):
@@ -44,8 +43,6 @@ class PeerLostError(RuntimeError):
 
 
 class _LostPeer(NamedTuple):
-    """The loss of a peer: when, why, and the process that has to go."""
-
     since: float
     reason: str
     culprit: int
@@ -166,7 +163,6 @@ class ProcessInbox(Inbox):
         return remaining
 
     def mark_disconnected(self, process: int, reason: str = "its process has closed its connections") -> None:
-        """Records that a peer was lost."""
         self._disconnected.setdefault(process, _LostPeer(time.monotonic(), reason, process))
         self.wake()
 

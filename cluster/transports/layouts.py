@@ -6,22 +6,24 @@ import contextlib
 import math
 import mmap
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from mpmd.runtime.transport import Array
 
 ALIGNMENT = 64
 """The alignment of every value, in bytes; XLA reads host memory in place only if it is aligned like this."""
 
 ArrayTypes = tuple[tuple[np.dtype, tuple[int, ...]], ...]
-"""The dtype and shape of each value of a message."""
 
 _TYPE = struct.Struct("<BB")  # the length of the dtype's name, and the number of dimensions
 _SIZES = "<{}q"
 
 
 class ValueLayout(NamedTuple):
-    """The position of a value of a message; ``offset`` is in bytes."""
+    """``offset`` is in bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -40,7 +42,6 @@ class MessageLayout(NamedTuple):
 
     @classmethod
     def of(cls, number: int, types: ArrayTypes) -> MessageLayout:
-        """The layout of values of the given types."""
         values, end = [], 0
         for dtype, shape in types:
             values.append(ValueLayout(shape, dtype, end))
@@ -48,8 +49,11 @@ class MessageLayout(NamedTuple):
         return cls(number, tuple(values), end)
 
     def views(self, memory: mmap.mmap | np.ndarray, start: int) -> list[np.ndarray]:
-        """The values in memory that holds them from ``start`` on."""
         return [np.ndarray(shape, dtype, memory, start + offset) for shape, dtype, offset in self.values]
+
+
+def types_of(arrays: Sequence[Array]) -> ArrayTypes:
+    return tuple([(array.dtype, array.shape) for array in arrays])
 
 
 def encode_types(types: ArrayTypes) -> bytes:
@@ -73,7 +77,6 @@ def _name_of(dtype: np.dtype) -> str:
 
 
 def decode_types(encoded: bytes | bytearray) -> ArrayTypes:
-    """The types that ``encode_types`` has encoded."""
     types = []
     position = 0
     while position < len(encoded):
@@ -88,5 +91,4 @@ def decode_types(encoded: bytes | bytearray) -> ArrayTypes:
 
 
 def round_up(nbytes: int, unit: int) -> int:
-    """The next multiple of ``unit``."""
     return -(-nbytes // unit) * unit

@@ -33,7 +33,6 @@ class ObjectStoreTransport(PeerTransport):
         self._sent: queue.SimpleQueue[tuple[MessageId, ray.ObjectRef] | None] = queue.SimpleQueue()
 
     def listen(self, host: str, credentials: Credentials) -> ActorHandle:
-        """The address is this actor."""
         return ray.get_runtime_context().current_actor
 
     def connect(self, addresses: Mapping[int, ActorHandle]) -> Mapping[int, MessageSender]:

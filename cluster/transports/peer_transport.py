@@ -12,8 +12,7 @@ from mpmd.runtime.transport import Array, MessageId
 
 
 class MessageSender(Protocol):
-    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
-        """Sends as ``mpmd.runtime.transport.Transport``."""
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None: ...
 
 
 class PeerTransport(abc.ABC):

@@ -21,12 +21,7 @@ from mpmd.runtime.transport import Array, MessageId
 
 
 class Router:
-    """Implements ``mpmd.runtime.transport.Transport`` for one process, by one transport for each peer.
-
-    Args:
-      endpoint: the process.
-      submesh: its group's devices.
-    """
+    """Implements ``mpmd.runtime.transport.Transport`` for one process, by one transport for each peer."""
 
     def __init__(self, endpoint: Endpoint, submesh: jax.sharding.Mesh):
         self._endpoint = endpoint
@@ -46,25 +41,18 @@ class Router:
         self._senders: dict[int, MessageSender] = {}  # by peer
 
     def listen(self, names: Iterable[str], host: str, credentials: Credentials) -> dict[str, Any]:
-        """Lets peers connect by the named transports. Returns the address of each."""
         if self._inbox.is_closed:
             self._make_transports()
         return {name: self._transports[name].listen(host, credentials) for name in names}
 
     def connect(self, routes: Mapping[int, str], addresses: Sequence[Mapping[str, Any]]) -> None:
-        """Connects with every peer.
-
-        Args:
-          routes: the name of the transport, for each peer.
-          addresses: for each process, the result of its ``listen``.
-        """
+        """``addresses`` has the result of ``listen`` for each process."""
         for name, transport in self._transports.items():
             if peers := [peer for peer, chosen in routes.items() if chosen == name]:
                 self._senders |= transport.connect({peer: addresses[peer][name] for peer in peers})
 
     @property
     def lost(self) -> PeerLostError | None:
-        """The error that has ended a wait, when the driver did not say in time why a peer was lost."""
         return self._inbox.lost
 
     def begin_step(self, step: int, groups: Collection[int] | None = None) -> None:
@@ -85,19 +73,16 @@ class Router:
         return self._inbox.arrived
 
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
-        """Takes a message that the actor of another group sends through the object store."""
         self._object_store.deliver(message, packed)
 
     def abort(self, step: int, reason: str) -> None:
         self._inbox.abort(step, reason)
 
     def trim(self) -> None:
-        """Releases memory that no message occupies; the next ``send`` allocates memory again."""
         for transport in self._transports.values():
             transport.trim()
 
     def interrupt(self) -> None:
-        """Ends a ``connect`` that waits for peers, which then raises. May be called from any thread."""
         for transport in self._transports.values():
             transport.interrupt()
 

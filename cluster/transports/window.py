@@ -58,7 +58,6 @@ class ReceiptWindow:
             return self._receipt()
 
     def count_taken(self) -> int | None:
-        """Counts a message that was received or dropped; as ``count_arrived``."""
         with self._lock:
             self._num_taken += 1
             return self._receipt()

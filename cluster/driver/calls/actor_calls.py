@@ -43,7 +43,6 @@ _POLL_SECONDS = 1.0
 """The seconds between two checks, without events, that Ray is connected and the groups are alive."""
 
 STATUS_SECONDS = 2.0
-"""The seconds that ``status`` waits for the processes to report their activity."""
 
 _WITHOUT_RAY = "Ray was shut down, and with it the cluster mesh"
 
@@ -153,7 +152,6 @@ class ActorCalls:
     def _prepare_step(
         self, calls: Sequence[PendingCall], requests: Mapping[int, StepRequest]
     ) -> list[Callable[[], None]]:
-        """Functions that send a step to each process; if a request does not pickle, all calls fail."""
         prepared = []
         for pending in calls:
             try:
@@ -292,7 +290,6 @@ class ActorCalls:
         self._on_death(error)
 
     def _fail_dead_and_late(self) -> None:
-        """Aborts steps that take too long, and fails all calls of groups that are dead."""
         now = time.monotonic()
         for late in self._liveness.late_steps(now):
             self._broadcast_aborts(self._pending.time_out(*late))

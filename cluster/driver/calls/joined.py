@@ -11,6 +11,13 @@ from typing import Any
 from mpmd.errors import StepAborted
 
 
+def running_future() -> Future:
+    """A future that cannot be cancelled: the group has the request, and its reply settles the future."""
+    future: Future = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 def failed(error: BaseException) -> Future:
     future: Future = Future()
     future.set_exception(error)
@@ -22,8 +29,7 @@ def joined(futures: Sequence[Future], combine: Callable[[list[Any]], Any]) -> Fu
 
     When some futures fail, it raises the first error that is not only the abort of a step.
     """
-    whole: Future = Future()
-    whole.set_running_or_notify_cancel()
+    whole = running_future()
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
     left = [len(futures)]

@@ -15,16 +15,14 @@ from mpmd.errors import GroupDiedError, GroupStuckError, StepTimeoutError
 from mpmd.runtime.activity import ActivityKind, Doing
 
 PING_SECONDS = 10.0
-"""The seconds between two pings of processes while a reply is awaited."""
 
 UNRESPONSIVE_SECONDS = 60.0
-"""A process that leaves a ping unanswered for this long is stopped, or hangs."""
 
 DEATH_REPORT_SECONDS = 5.0
 """The seconds that Ray, which knows the reason, has to report a death once the connection has ended."""
 
 _DOUBT_SECONDS = 1.0
-"""The seconds that a loss which peers have noticed waits longer than that for a better reason."""
+"""Seconds that a loss which peers have noticed waits after ``DEATH_REPORT_SECONDS`` for a better reason."""
 
 DIVIDED_SECONDS = 60.0
 """The seconds that processes of a group have to leave a failed step, once the first of the group has left."""
@@ -36,25 +34,17 @@ LEAVE_SECONDS = 10.0
 """The seconds after the end of a step in which its groups have to leave it."""
 
 _LEAST_INTERVAL = 0.5
-"""Seconds between two questions to the same process, at least."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TimeLimits:
-    """The user's limits of time; ``None`` is without limit.
-
-    Attributes:
-      step_timeout: seconds from the end of the steps before it to the answer of all groups.
-      stuck_after: seconds that a process may be in one task of a step.
-      load_timeout: seconds that a process may compile one executable, or do another part of loading.
-    """
+    """The user's limits of time in seconds, as ``launch`` documents them; ``None`` is without limit."""
 
     step_timeout: float | None = None
     stuck_after: float | None = None
     load_timeout: float | None = None
 
     def exceeded(self, doing: Doing) -> str | None:
-        """The limit that a process with the activity ``doing`` exceeds, as text; ``None`` without one."""
         if (
             doing.kind is ActivityKind.TASK
             and self.stuck_after is not None
@@ -133,13 +123,11 @@ class Liveness:
             loss.message += cause
 
     def disconnected_first(self, number: int) -> bool:
-        """Whether no other process of the same group has lost its connection before this one."""
         mpmd_idx = self._processes[number].mpmd_idx
         lost = [i for i in self._disconnections if self._processes[i].mpmd_idx == mpmd_idx]
         return not lost or lost[0] == number
 
     def mark_broken(self, number: int, error: str, now: float) -> None:
-        """A process has lost its group's other processes, most likely because some process has died."""
         process = self._processes[number]
         message = (
             f"group {process.mpmd_idx} has failed as a whole: its processes have lost one another; "
@@ -154,17 +142,15 @@ class Liveness:
             self._reports[number] = doing, now
 
     def pings(self, now: float) -> list[int]:
-        """The processes to ping now: if it is time, all that have answered every ping so far."""
         is_due = now >= self._next_ping and self._pending.are_awaited
-        if not is_due and not self._limits_ask(now):
+        if not is_due and not self._limits_are_due(now):
             return []
         self._next_ping, self._asked = now + PING_SECONDS, now
         answered = [i for i in range(len(self._processes)) if i not in self._unanswered]
         self._unanswered.update(dict.fromkeys(answered, now))
         return answered
 
-    def _limits_ask(self, now: float) -> bool:
-        """Whether the activity of processes is to be compared with the limits now."""
+    def _limits_are_due(self, now: float) -> bool:
         if now - self._asked < _LEAST_INTERVAL:
             return False
         limits = (
@@ -219,7 +205,6 @@ class Liveness:
         return f" ({self._locations[number]})" if self._locations else ""
 
     def _divided(self, now: float) -> Iterator[GroupDiedError]:
-        """The groups of which one process has left a failed step, and another one does not follow."""
         for step in self._pending.failed_steps:
             step.failed = min(step.failed, now)
             if step.is_divided or now - step.failed < DIVIDED_SECONDS:
@@ -233,7 +218,6 @@ class Liveness:
                 )
 
     def _unresponsive(self, now: float) -> Iterator[GroupDiedError]:
-        """The groups of which a process has left a ping unanswered for too long, while a reply is awaited."""
         for number, since in list(self._unanswered.items()):
             if now - since >= UNRESPONSIVE_SECONDS and self._pending.are_awaited:
                 self._unanswered.pop(number, None)
@@ -252,7 +236,6 @@ class Liveness:
                     )
 
     def _stuck_groups(self, now: float) -> Iterator[GroupStuckError]:
-        """The groups of which a process exceeds a limit; each process is returned once."""
         for number, (doing, _) in list(self._reports.items()):
             exceeded = self._limits.exceeded(doing)
             if exceeded is not None and number not in self._stuck:

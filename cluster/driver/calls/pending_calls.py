@@ -15,14 +15,13 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from cluster.driver.calls.joined import running_future
 from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupDiedError, StepAborted, StepTimeoutError
 
 
 @dataclasses.dataclass(frozen=True)
 class AbortRequest:
-    """The groups that take part in a step have to stop waiting for its messages."""
-
     step: int
     reason: str
     mpmd_idxs: frozenset[int]
@@ -109,7 +108,7 @@ class PendingCalls:
                     process=process,
                     step=step,
                     endless=endless,
-                    future=_running_future(),
+                    future=running_future(),
                 )
                 for process in processes
             ]
@@ -135,7 +134,6 @@ class PendingCalls:
 
     @property
     def failed_steps(self) -> list[PendingStep]:
-        """The steps that have failed and that some process has not left."""
         with self._lock:
             return [step for step in self._steps.values() if step.failure is not None]
 
@@ -151,7 +149,6 @@ class PendingCalls:
             return [call.process for call in self._calls.values() if call.step == step]
 
     def half_answered(self, step: int) -> list[int]:
-        """The groups of which one process has ended a step, and another one has not."""
         with self._lock:
             pending = [call.process for call in self._calls.values() if call.step == step]
         num_pending = collections.Counter(process.mpmd_idx for process in pending)
@@ -159,7 +156,6 @@ class PendingCalls:
         return [mpmd_idx for mpmd_idx, size in sizes.items() if num_pending[mpmd_idx] < size]
 
     def find(self, number: int) -> PendingCall | None:
-        """The call with this number; ``None`` when it is settled, because its group or its step failed."""
         return self._calls.get(number)
 
     def succeed(self, call: PendingCall, result: Any) -> None:
@@ -237,13 +233,6 @@ class PendingCalls:
             if not step.num_pending:
                 del self._steps[call.step]
         return True
-
-
-def _running_future() -> Future:
-    """A future that cannot be cancelled: the group has the request, and its reply settles the future."""
-    future: Future = Future()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 def copy_of(error: BaseException) -> BaseException:

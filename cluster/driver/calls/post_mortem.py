@@ -53,12 +53,10 @@ def translate(error: BaseException, process: Endpoint) -> BaseException:
 
 
 def raised_by(error: BaseException) -> BaseException:
-    """The error that an actor has raised, without the remote traceback; another error as it is."""
     return error.cause if isinstance(error, exceptions.RayTaskError) else error
 
 
 def _reason(error: BaseException) -> str:
-    """The message of Ray in short: without identifiers, and without the causes that it only supposes."""
     lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
     text = " ".join(lines).removeprefix("The actor died unexpectedly before finishing this task. ")
     if isinstance(error, exceptions.OutOfMemoryError) or "low on memory" in text:
@@ -71,7 +69,6 @@ def _reason(error: BaseException) -> str:
 
 
 def location_of(info: ProcessInfo) -> str:
-    """The node and number of a process, for messages to users."""
     return f"node {info.node}, pid {info.pid}"
 
 
@@ -96,7 +93,6 @@ def death_report(info: ProcessInfo, node_id: str) -> str:
 
 
 def _end_of(path: str) -> list[str]:
-    """The last lines of a log, without Ray's own markers; none when the log cannot be read."""
     try:
         with open(path, "rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - _BYTES, 0))

@@ -32,13 +32,7 @@ class OfferedArray(NamedTuple):
 
 
 class Transfers:
-    """The transfers between this group's devices and the devices of one peer, in both directions.
-
-    Args:
-      submesh: this group's devices.
-      server: this process's transfer server.
-      pulling: the connection to the peer's transfer server.
-    """
+    """The transfers between this group's devices and the devices of one peer, in both directions."""
 
     def __init__(self, submesh: jax.sharding.Mesh, server: Any, pulling: Any):
         self._submesh = submesh
@@ -81,7 +75,6 @@ class Transfers:
         return spec_of(array.sharding, self._submesh, array.ndim)
 
     def _sharding(self, spec: Spec | None) -> jax.sharding.Sharding:
-        """The sharding of an offered array at either end."""
         if spec is None:
             return jax.sharding.SingleDeviceSharding(self._submesh.local_devices[0])
         return to_sharding(spec, self._submesh)

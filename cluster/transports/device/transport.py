@@ -19,20 +19,12 @@ _CHUNKS = 8
 
 
 class DeviceAddress(NamedTuple):
-    """The addresses of a group: its transfer server, and the socket that accepts connections."""
-
     server: str
     connections: sockets.Address
 
 
 class DeviceTransport(NetworkTransport):
-    """Exchanges messages with groups on any node.
-
-    Args:
-      inbox: where the messages that arrive go.
-      process: the number of this process.
-      submesh: the group's devices; whole arrays go only to groups with a submesh of the same shape.
-    """
+    """Exchanges messages with groups on any node; whole arrays only with groups of an equal submesh."""
 
     def __init__(self, inbox: ProcessInbox, process: int, submesh: jax.sharding.Mesh):
         super().__init__(inbox, process)

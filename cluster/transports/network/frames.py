@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.transports.layouts import ALIGNMENT, ArrayTypes
+from cluster.transports.layouts import ALIGNMENT
 from mpmd.runtime.transport import Array
 
 Piece = bytes | memoryview
@@ -19,8 +19,6 @@ _COPIED_BYTES = 16 * 1024
 
 
 class FrameKind(enum.IntEnum):
-    """The kind of a frame."""
-
     LAYOUT = 0
     """Announces the types of later messages' values, which follow in ``number`` bytes."""
     MESSAGE = 1
@@ -53,10 +51,6 @@ _HEADER = struct.Struct("<BQqi")
 HEADER_BYTES = _HEADER.size
 
 
-def types_of(arrays: Sequence[Array]) -> ArrayTypes:
-    return tuple([(array.dtype, array.shape) for array in arrays])
-
-
 def host_views(arrays: Sequence[Array]) -> list[np.ndarray]:
     """The values in host memory; views where they are there. A buffer with a view cannot be donated: what
     would be written to it goes elsewhere."""
@@ -74,7 +68,6 @@ def _host_view(array: Array) -> np.ndarray:
 
 
 def pieces_of(values: Sequence[np.ndarray]) -> list[Piece]:
-    """The pieces to write for the values of a message, with padding; large ones are not copied."""
     pieces: list[Piece] = []
     small = bytearray()
     for value in values:

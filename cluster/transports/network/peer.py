@@ -17,7 +17,7 @@ from cluster.tcp.sockets import UNREACHABLE_SECONDS
 from cluster.tcp.writer import Writer
 from cluster.transports.device.transfers import Transfers
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.layouts import ArrayTypes, MessageLayout, decode_types, encode_types
+from cluster.transports.layouts import ArrayTypes, MessageLayout, decode_types, encode_types, types_of
 from cluster.transports.network.buffers import BufferPool
 from cluster.transports.network.frames import (
     HEADER_BYTES,
@@ -26,7 +26,6 @@ from cluster.transports.network.frames import (
     Piece,
     host_views,
     pieces_of,
-    types_of,
 )
 from cluster.transports.window import ReceiptWindow, SendWindow
 from mpmd.runtime.inbox import Arrival
@@ -41,12 +40,8 @@ _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 class Peer:
     """The connection, in both directions, with a thread that reads and one that writes.
 
-    Args:
-      inbox: where the messages that arrive go, and where senders wait.
-      here: the number of this process.
-      process: the number of the peer's process.
-      connection: the connection to the peer, which ``close`` closes.
-      transfers: by which devices exchange the larger arrays; ``None``: all go by the connection.
+    Devices exchange the larger arrays by ``transfers``; with ``None``, all arrays go by ``connection``, which
+    ``close`` closes.
     """
 
     def __init__(
@@ -74,7 +69,6 @@ class Peer:
         self._thread = threading.Thread(target=self._read, name=f"from {process}", daemon=True)
 
     def start(self) -> None:
-        """Starts the threads."""
         self._writer.start()
         self._thread.start()
 
@@ -179,7 +173,6 @@ class Peer:
             self._writer.put([Header(FrameKind.TAKEN, num_taken).pack()])
 
     def trim(self) -> None:
-        """Releases memory that no message occupies."""
         self._buffers.trim()
 
     def close(self) -> None:
@@ -190,7 +183,6 @@ class Peer:
 
 
 def _reason(*errors: Exception | None) -> str:
-    """The reason why a connection has ended, from the errors of reading and of writing."""
     for error in errors:
         if isinstance(error, OSError) and error.errno in _UNREACHABLE:
             return f"the network has not reached it for {UNREACHABLE_SECONDS} s ({error})"
@@ -218,8 +210,6 @@ class _MessageArrival(NamedTuple):
 
 
 class _TransferArrival(NamedTuple):
-    """A message whose arrays are being pulled."""
-
     peer: Peer
     message: MessageId
     arrays: Sequence[jax.Array]

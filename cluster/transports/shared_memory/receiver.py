@@ -23,14 +23,7 @@ from mpmd.runtime.transport import MessageId
 
 
 class Receiver:
-    """Turns the headers of one sender into messages for the inbox.
-
-    Args:
-      inbox: where the messages go.
-      src: the process that sends.
-      dst: the process that receives.
-      connection: the socket to its ``Sender``, which does not block.
-    """
+    """Turns the headers of one sender into messages for the inbox. ``connection`` does not block."""
 
     def __init__(self, inbox: ProcessInbox, src: int, dst: int, connection: socket.socket):
         self._inbox = inbox
@@ -81,7 +74,6 @@ class Receiver:
             self._num_slots += len(added)
 
     def disconnect(self, error: Exception) -> None:
-        """Ends the connection, at both ends."""
         self._inbox.mark_unreadable(self._src, self._dst, error)
         with contextlib.suppress(OSError):  # the other end has closed it
             self.socket.shutdown(socket.SHUT_RDWR)

@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.protocol.digests import Digest
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.layouts import ArrayTypes, MessageLayout, encode_types
+from cluster.transports.layouts import ArrayTypes, MessageLayout, encode_types, types_of
 from cluster.transports.shared_memory.announcements import Announcement, announcement, receive
 from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
 from cluster.transports.shared_memory.slots import (
@@ -36,15 +36,7 @@ _CHUNK_BYTES = 128 * 1024
 
 
 class Sender:
-    """Writes messages to slots, and their headers to the receiver's inbox.
-
-    Args:
-      inbox: where the sender waits.
-      src: the process that sends.
-      dst: the process that receives.
-      connection: the socket to its ``Receiver``, which does not block, and by which that one has said where
-        the inbox is.
-    """
+    """``connection`` does not block; the receiver has said over it where its inbox is."""
 
     def __init__(self, inbox: ProcessInbox, src: int, dst: int, connection: socket.socket):
         self._inbox = inbox
@@ -66,7 +58,7 @@ class Sender:
         required = self._window.required(step)
         if self._num_received[0] < required:
             self._wait(step, lambda: self._num_received[0] >= required)
-        layout = self._layout(step, tuple([(array.dtype, array.shape) for array in arrays]))
+        layout = self._layout(step, types_of(arrays))
         slot = self._free_slot(step, slot_size(layout.nbytes))
         try:
             digest = _fill(slot, layout, arrays)
@@ -112,7 +104,6 @@ class Sender:
         return added[0]
 
     def _announce(self, step: int, content: bytes, *descriptors: int) -> None:
-        """Sends the receiver what later headers refer to by number."""
         with announcement(content, *descriptors) as announced:
             self._wait(step, lambda: self._try_announce(announced))
 
@@ -135,7 +126,6 @@ class Sender:
         return True
 
     def trim(self) -> None:
-        """Discards the free slots at both ends."""
         for size, slots in self._slots.items():
             self._slots[size] = [slot for slot in slots if not self._discard(slot)]
 

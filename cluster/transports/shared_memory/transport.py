@@ -19,8 +19,6 @@ from cluster.transports.shared_memory.sender import Sender
 
 
 class SharedMemoryTransport(ConnectedTransport[socket.socket]):
-    """Exchanges messages with groups of the same node."""
-
     def __init__(self, inbox: ProcessInbox, process: int):
         super().__init__(inbox, process)
         self._connections: dict[int, socket.socket] = {}
@@ -29,7 +27,6 @@ class SharedMemoryTransport(ConnectedTransport[socket.socket]):
         self._receivers: dict[int, Receiver] = {}
 
     def listen(self, host: str, credentials: Credentials) -> LocalAddress:
-        """Returns the address of a socket of this machine."""
         listener = self._listener = LocalListener(credentials)
         return listener.address
 
@@ -45,7 +42,6 @@ class SharedMemoryTransport(ConnectedTransport[socket.socket]):
         return self._senders
 
     def _sender(self, peer: int, connection: socket.socket, wait: SocketWait) -> Sender:
-        """Makes the sender to a peer, once the peer has said where its inbox is."""
         try:
             wait.until(connection, select.POLLIN)
             return Sender(self._inbox, self._process, peer, connection)
@@ -54,7 +50,6 @@ class SharedMemoryTransport(ConnectedTransport[socket.socket]):
             raise ConnectionError(f"{name} has not said where its inbox is: {error}") from error
 
     def _watch(self) -> None:
-        """Reports peers whose connections end."""
         peers = {connection.fileno(): process for process, connection in self._connections.items()}
         poll = select.poll()
         for descriptor in peers:
