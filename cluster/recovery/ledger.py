@@ -11,7 +11,6 @@ import dataclasses
 import enum
 import functools
 import queue
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.recovery.journal import Journal, Outcome
 from cluster.recovery.left_out import LeftOut
+from cluster.recovery.lock import Lock
 from cluster.recovery.logged import Asked, LoggedStep
 from cluster.recovery.policy import Recovery
 from cluster.recovery.releases import Releases
@@ -71,7 +71,7 @@ class Ledger:
       arguments: the user's arguments that groups keep for later steps.
 
     Attributes:
-      changed: guards all attributes, and is notified of each change. Its lock is reentrant.
+      changed: guards all attributes, and is notified of each change. Futures are settled when it is released.
       wake: begins the operation that a change asks for; is called with the lock and does not wait.
       state: of all groups together.
       error: why nothing works any more.
@@ -92,7 +92,7 @@ class Ledger:
         arguments: ArgumentCache,
     ):
         self.groups = groups
-        self.changed = threading.Condition(threading.RLock())
+        self.changed = Lock()
         self.wake: Callable[[], object] = lambda: None
         self.state = State.RUNNING
         self.error: RuntimeError | None = None
@@ -236,7 +236,7 @@ class Ledger:
                 return  # the run has ended
             self.unlogged.remove(answer)
             error = self.left_out.explain(request, reply.exception())
-            _settle(answer, None if error else reply.result(), error)
+            self._settle(answer, None if error else reply.result(), error)
             self.notify()
 
     def ask_first(self, request: Asked) -> dict[int, Future]:
@@ -342,14 +342,14 @@ class Ledger:
             )
             if copy not in self._writes or (not counts and self.journal.find_copy(copy) is not None):
                 return  # in the second case the copy is made again, and then written
-            _settle(self._writes.pop(copy).future, None if error else written.result(), error)
+            self._settle(self._writes.pop(copy).future, None if error else written.result(), error)
             self.drop_copies({copy})
 
     # What the user is told.
 
     def _tell(self, outcomes: Iterable[Outcome]) -> None:
         for request, mpmd_idx, result, error in outcomes:
-            _settle(self._futures.pop((request, mpmd_idx)), result, error)
+            self._settle(self._futures.pop((request, mpmd_idx)), result, error)
 
     def lose_values(self, losses: Mapping[int, RuntimeError]) -> None:
         """Groups have lost their values. Requests for these fail; later values are not affected."""
@@ -358,7 +358,7 @@ class Ledger:
         self._arguments.forget_before(first, losses)
         for copy, writing in list(self._writes.items()):
             if writing.mpmd_idx in losses:
-                _settle(self._writes.pop(copy).future, None, losses[writing.mpmd_idx])
+                self._settle(self._writes.pop(copy).future, None, losses[writing.mpmd_idx])
 
     def lose_all(self, error: RuntimeError) -> None:
         """No process has the values of the logged groups any more."""
@@ -376,18 +376,18 @@ class Ledger:
         self._writes.clear()
         self.unlogged.clear()
         for future in futures:
-            future.set_exception(copy_of(error))
+            self._settle(future, None, copy_of(error))
         self.notify()
+
+    def _settle(self, future: Future, result: object, error: BaseException | None) -> None:
+        if error is None:
+            self.changed.defer(functools.partial(future.set_result, result))
+        else:
+            error = copy_of(error) if isinstance(error, StateLostError) else error
+            self.changed.defer(functools.partial(future.set_exception, error))
 
 
 def _awaited_future() -> Future:
     future: Future = Future()
     future.set_running_or_notify_cancel()
     return future
-
-
-def _settle(future: Future, result: object, error: BaseException | None) -> None:
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(copy_of(error) if isinstance(error, StateLostError) else error)

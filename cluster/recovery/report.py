@@ -16,10 +16,6 @@ bits, and is replaced. A group moves because its node is to end (``DRAINED``), t
 one (``SHRUNK``), or to a place of its own again (``GROWN``)."""
 
 
-MOVES = (DRAINED, SHRUNK, GROWN, REPLACED)
-"""The kinds in which a group has left alive, or was replaced for the user: its death was awaited."""
-
-
 class Phases:
     """Adds up the seconds of the phases of one recovery or move.
 

@@ -15,6 +15,7 @@ from cluster.recovery import Recovery
 from cluster.recovery.allocations import NodeGoneError
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.ledger import State
+from cluster.recovery.lock import Lock
 from cluster.recovery.processes import SupersededError
 from cluster.recovery.rewinds import RewindRequest
 from cluster.recovery.runtime import RecoveringRuntime
@@ -76,25 +77,18 @@ class Thread:
         self._turns[0].acquire()
 
 
-class Condition:
-    """In place of a ledger's lock: at most one thread runs, and it stops only where it would wait."""
+class Condition(Lock):
+    """A ledger's lock, of which a thread that would wait stops until the test has it go on."""
 
     def __init__(self, world):
+        super().__init__()
         self.world = world
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
-
-    def notify_all(self):
-        pass
 
     def wait_for(self, condition, timeout=None):
         if not condition():
             assert self.world.running is not None, "the test itself would wait"
-            self.world.running.stop("wait", condition, timeout is not None)
+            with self._released():
+                self.world.running.stop("wait", condition, timeout is not None)
         return condition()
 
 
@@ -441,6 +435,8 @@ class World:
     def ask(self, name, requests):
         asked = self.runtime.ask(requests)
         self.futures |= {(name, mpmd_idx): future for mpmd_idx, future in asked.items()}
+        for future in asked.values():
+            future.add_done_callback(lambda _: self.claim(not self.ledger.changed._depth, "the lock is held"))
         return name
 
     def step(self, is_donated=False, fails=False):

@@ -93,6 +93,15 @@ def test_a_process_that_is_silent_when_a_snapshot_fails_is_pinged(monkeypatch):
     await_that(lambda: not driven._supervisor.snapshots.is_travelling)
 
 
+def test_a_snapshot_that_fails_is_given_up_as_soon_as_all_processes_answer_again(monkeypatch, capsys):
+    driven = runtime(Recovery(every=2))
+    monkeypatch.setattr(driven._processes, "find_dead", Mock(side_effect=[{1}, set()]))
+    answered_steps(driven, 1)
+    fail_snapshot(driven, MemoryError("no room"))
+    assert driven.error is None
+    assert "could not be copied" in capsys.readouterr().err
+
+
 def test_a_snapshot_that_fails_while_ray_cannot_say_who_is_alive_is_given_up(monkeypatch, capsys):
     driven = runtime(Recovery(every=2))
     monkeypatch.setattr(driven._processes, "find_dead", Mock(side_effect=RuntimeError("Ray cannot say")))
