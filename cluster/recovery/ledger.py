@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from cluster.driver.calls.joined import failed
+from cluster.driver.calls.joined import awaited, failed
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.recovery.journal import Journal, Outcome
@@ -202,10 +202,6 @@ class Ledger:
                 raise copy_of(self.error)
             return bool(holds)
 
-    def wait_for_end_of(self, attempt: int) -> None:
-        """Waits until a group has died since this attempt has begun. Raises as ``wait_for``."""
-        self.wait_for(lambda: attempt != self.journal.attempt)
-
     def count_waiting(self) -> Mapping[int, int]:
         return collections.Counter(i for _, i in list(self._futures))
 
@@ -225,7 +221,7 @@ class Ledger:
         answers: dict[int, Future] = {}
         with DeferredInterrupt():  # an answer that never ends would keep groups from being replaced
             for mpmd_idx, reply in self.groups.ask(requests).items():
-                answer = answers[mpmd_idx] = _awaited_future()
+                answer = answers[mpmd_idx] = awaited()
                 self.unlogged.add(answer)
                 reply.add_done_callback(functools.partial(self._end_unlogged, requests[mpmd_idx], answer))
         return answers
@@ -241,7 +237,7 @@ class Ledger:
 
     def ask_first(self, request: Asked) -> dict[int, Future]:
         """Sends requests for the first time. Returns the user's future of each group's answer."""
-        futures = {mpmd_idx: _awaited_future() for mpmd_idx in request.requests}
+        futures = {mpmd_idx: awaited() for mpmd_idx in request.requests}
         self._futures |= {(request, mpmd_idx): future for mpmd_idx, future in futures.items()}
         try:
             self.ask(request)
@@ -322,7 +318,7 @@ class Ledger:
         """Has a group write a copy. A death of the group ends it only if the copy cannot be made again."""
         if self.dead and self.journal.find_copy(request.copy) is None:
             return failed(copy_of(next(iter(self.dead.values()))))
-        writing = self._writes[request.copy] = _Writing(mpmd_idx, request, _awaited_future())
+        writing = self._writes[request.copy] = _Writing(mpmd_idx, request, awaited())
         self._ask_write(request.copy)
         return writing.future
 
@@ -385,9 +381,3 @@ class Ledger:
         else:
             error = copy_of(error) if isinstance(error, StateLostError) else error
             self.changed.defer(functools.partial(future.set_exception, error))
-
-
-def _awaited_future() -> Future:
-    future: Future = Future()
-    future.set_running_or_notify_cancel()
-    return future

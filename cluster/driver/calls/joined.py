@@ -17,13 +17,19 @@ def failed(error: BaseException) -> Future:
     return future
 
 
+def awaited() -> Future:
+    """A future that cannot be cancelled: the group has the request, and its reply settles the future."""
+    future: Future = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 def joined(futures: Sequence[Future], combine: Callable[[list[Any]], Any]) -> Future:
     """A future of ``combine`` applied to the results of all ``futures``, in their order.
 
     When some futures fail, it raises the first error that is not only the abort of a step.
     """
-    whole: Future = Future()
-    whole.set_running_or_notify_cancel()
+    whole = awaited()
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
     left = [len(futures)]

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from cluster.driver.calls.joined import awaited
 from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupDiedError, StepAborted, StepTimeoutError
 
@@ -109,7 +110,7 @@ class PendingCalls:
                     process=process,
                     step=step,
                     endless=endless,
-                    future=_running_future(),
+                    future=awaited(),
                 )
                 for process in processes
             ]
@@ -237,13 +238,6 @@ class PendingCalls:
             if not step.num_pending:
                 del self._steps[call.step]
         return True
-
-
-def _running_future() -> Future:
-    """A future that cannot be cancelled: the group has the request, and its reply settles the future."""
-    future: Future = Future()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 def copy_of(error: BaseException) -> BaseException:
