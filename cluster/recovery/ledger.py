@@ -202,6 +202,10 @@ class Ledger:
                 raise copy_of(self.error)
             return bool(holds)
 
+    def wait_for_end_of(self, attempt: int) -> None:
+        """Waits until a group has died since this attempt has begun. Raises as ``wait_for``."""
+        self.wait_for(lambda: attempt != self.journal.attempt)
+
     def count_waiting(self) -> Mapping[int, int]:
         return collections.Counter(i for _, i in list(self._futures))
 

@@ -139,8 +139,7 @@ class RecoveringRuntime(Runtime):
             except GroupDiedError as death:
                 if death.mpmd_idx in self.left_out and attempt == journal.attempt:
                     raise  # it is not being replaced, and stays dead until the user has it replaced
-                # The recovery may be about to begin.
-                ledger.wait_for(lambda attempt=attempt: attempt != journal.attempt)
+                ledger.wait_for_end_of(attempt)  # the recovery may be about to begin
                 continue
             except RuntimeError:
                 if attempt == journal.attempt:
