@@ -4,6 +4,7 @@ To read in order:
 
 - the requests to groups: ``runtime`` (by steps, arrays and checkpoints), ``ledger`` (logs, sends and
   repeats requests, and has the state of all groups), ``releases``, ``journal`` and ``logged`` (the log);
+  ``lock`` (of the ledger);
   ``left_out`` (the groups that recovery leaves out);
 - the operations on all groups: ``supervisor``, with ``replacement`` (when a group dies), ``rewinds`` and
   ``comparison`` (when steps are repeated with nobody dead, to notice wrong bits), ``snapshots``, ``moves``

@@ -40,10 +40,6 @@ class NoAllocationError(RuntimeError):
     """There is neither room for a process, nor another one that it can share devices with."""
 
 
-class NodeGoneError(RuntimeError):
-    """The node on which a process was to start is gone."""
-
-
 class _PendingReservations(NamedTuple):
     """Reservations that a group's processes wait for, on nodes other than ``avoided``."""
 
@@ -134,11 +130,10 @@ class Allocations:
             self._nodes[allocation] = node
         return self._nodes[allocation]
 
-    def check_nodes(self, numbers: Iterable[int]) -> None:
+    def without_node(self) -> set[int]:
+        """The processes whose nodes are gone, so that it is no use to wait for them."""
         living = self._living_nodes()
-        for number in numbers:
-            if self.node_of(self._allocations[number]) not in living:
-                raise NodeGoneError(f"the node of process {number} is gone")
+        return {n for n, each in enumerate(self._allocations) if self.node_of(each) not in living}
 
     # Which groups are to move.
 

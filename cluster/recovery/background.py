@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -40,10 +41,15 @@ class Background:
                 self._processes.release()  # also the processes that the operation may have started since
 
     def say(self, text: object) -> None:
-        with contextlib.suppress(OSError, ValueError):  # stderr is closed
-            print(f"cluster: {text}", file=sys.stderr, flush=True)
+        with self._ledger.changed:
+            self._ledger.changed.defer(functools.partial(_print, text))
 
     def say_unless_ended(self, text: str) -> None:
         """Tells the user of something that the end of the run, or of Ray, may have caused."""
         if not self.has_ended:
             self.say(text)
+
+
+def _print(text: object) -> None:
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed
+        print(f"cluster: {text}", file=sys.stderr, flush=True)

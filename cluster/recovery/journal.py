@@ -75,7 +75,6 @@ class Journal:
     def __init__(self) -> None:
         self._log: list[Asked] = []
         self._snapshots = itertools.count(BEGINNING + 1)
-        self._dropped: set[Asked] = set()  # copies
         self._num_before_snapshot = 0  # steps asked before the last snapshot was begun
         self.attempt = 0
         self.is_suspended = False
@@ -118,7 +117,7 @@ class Journal:
     @property
     def _copies(self) -> Iterator[Asked]:
         for entry in self._log:
-            if entry.kind is CopyOut and entry not in self._dropped:
+            if entry.kind is CopyOut and not entry.is_dropped:
                 yield entry
 
     @property
@@ -178,9 +177,8 @@ class Journal:
 
         A copy that is not answered yet still will be.
         """
-        self._dropped.update(
-            entry for entry in self._copies if copies is None or not _copies_of(entry).isdisjoint(copies)
-        )
+        for entry in self._copies:
+            entry.is_dropped = copies is None or not _copies_of(entry).isdisjoint(copies)
         self._commit()
 
     def mark_copied(self, attempt: int, snapshot: LoggedSnapshot) -> None:
@@ -216,7 +214,6 @@ class Journal:
             if not self._is_done(entry):
                 kept.append(entry)
         self._log = kept
-        self._dropped.intersection_update(kept)
         return outcomes
 
     def _give_up(self, position: int, outcomes: Sequence[Outcome]) -> None:
@@ -232,7 +229,7 @@ class Journal:
 
     def _is_done(self, answered: Asked) -> bool:
         """Whether an answered request need not be asked again, whatever happens."""
-        return answered.kind is Fetch or answered in self._dropped
+        return answered.kind is Fetch or answered.is_dropped
 
     def _believed_errors(self, request: Asked) -> list[Outcome]:
         outcomes = []
@@ -281,7 +278,6 @@ class Journal:
             for mpmd_idx in sorted(entry.groups - entry.answers.keys())
         ]
         self._log.clear()
-        self._dropped.clear()
         self.failed = self.snapshot = None
         self.committed = BEGINNING
         return outcomes

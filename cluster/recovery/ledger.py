@@ -11,16 +11,16 @@ import dataclasses
 import enum
 import functools
 import queue
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from cluster.driver.calls.joined import failed, running_future
+from cluster.driver.calls.joined import awaited, failed
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.recovery.journal import Journal, Outcome
 from cluster.recovery.left_out import LeftOut
+from cluster.recovery.lock import Lock
 from cluster.recovery.logged import Asked, LoggedStep
 from cluster.recovery.policy import Recovery
 from cluster.recovery.releases import Releases
@@ -69,7 +69,7 @@ class Ledger:
       arguments: the user's arguments that groups keep for later steps.
 
     Attributes:
-      changed: guards all attributes, and is notified of each change. Its lock is reentrant.
+      changed: guards all attributes, and is notified of each change. Futures are settled when it is released.
       wake: begins the operation that a change asks for; is called with the lock and does not wait.
       state: of all groups together.
       error: why nothing works any more.
@@ -90,7 +90,7 @@ class Ledger:
         arguments: ArgumentCache,
     ):
         self.groups = groups
-        self.changed = threading.Condition(threading.RLock())
+        self.changed = Lock()
         self.wake: Callable[[], object] = lambda: None
         self.state = State.RUNNING
         self.error: RuntimeError | None = None
@@ -215,7 +215,7 @@ class Ledger:
         answers: dict[int, Future] = {}
         with DeferredInterrupt():  # an answer that never ends would keep groups from being replaced
             for mpmd_idx, reply in self.groups.ask(requests).items():
-                answer = answers[mpmd_idx] = running_future()
+                answer = answers[mpmd_idx] = awaited()
                 self.unlogged.add(answer)
                 reply.add_done_callback(functools.partial(self._end_unlogged, requests[mpmd_idx], answer))
         return answers
@@ -226,11 +226,12 @@ class Ledger:
                 return  # the run has ended
             self.unlogged.remove(answer)
             error = self.left_out.explain(request, reply.exception())
-            _settle(answer, None if error else reply.result(), error)
+            self._settle(answer, None if error else reply.result(), error)
             self.notify()
 
     def ask_first(self, request: Asked) -> dict[int, Future]:
-        futures = {mpmd_idx: running_future() for mpmd_idx in request.requests}
+        """Sends requests for the first time. Returns the user's future of each group's answer."""
+        futures = {mpmd_idx: awaited() for mpmd_idx in request.requests}
         self._futures |= {(request, mpmd_idx): future for mpmd_idx, future in futures.items()}
         try:
             self.ask(request)
@@ -311,7 +312,7 @@ class Ledger:
         """Has a group write a copy. A death of the group ends it only if the copy cannot be made again."""
         if self.dead and self.journal.find_copy(request.copy) is None:
             return failed(copy_of(next(iter(self.dead.values()))))
-        writing = self._writes[request.copy] = _Writing(mpmd_idx, request, running_future())
+        writing = self._writes[request.copy] = _Writing(mpmd_idx, request, awaited())
         self._ask_write(request.copy)
         return writing.future
 
@@ -331,14 +332,14 @@ class Ledger:
             )
             if copy not in self._writes or (not counts and self.journal.find_copy(copy) is not None):
                 return  # in the second case the copy is made again, and then written
-            _settle(self._writes.pop(copy).future, None if error else written.result(), error)
+            self._settle(self._writes.pop(copy).future, None if error else written.result(), error)
             self.drop_copies({copy})
 
     # What the user is told.
 
     def _tell(self, outcomes: Iterable[Outcome]) -> None:
         for request, mpmd_idx, result, error in outcomes:
-            _settle(self._futures.pop((request, mpmd_idx)), result, error)
+            self._settle(self._futures.pop((request, mpmd_idx)), result, error)
 
     def lose_values(self, losses: Mapping[int, RuntimeError]) -> None:
         """Groups have lost their values. Requests for these fail; later values are not affected."""
@@ -347,7 +348,7 @@ class Ledger:
         self._arguments.forget_before(first, losses)
         for copy, writing in list(self._writes.items()):
             if writing.mpmd_idx in losses:
-                _settle(self._writes.pop(copy).future, None, losses[writing.mpmd_idx])
+                self._settle(self._writes.pop(copy).future, None, losses[writing.mpmd_idx])
 
     def lose_all(self, error: RuntimeError) -> None:
         self.lose_values(dict.fromkeys(self.logged, error))
@@ -363,12 +364,12 @@ class Ledger:
         self._writes.clear()
         self.unlogged.clear()
         for future in futures:
-            future.set_exception(copy_of(error))
+            self._settle(future, None, copy_of(error))
         self.notify()
 
-
-def _settle(future: Future, result: object, error: BaseException | None) -> None:
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(copy_of(error) if isinstance(error, StateLostError) else error)
+    def _settle(self, future: Future, result: object, error: BaseException | None) -> None:
+        if error is None:
+            self.changed.defer(functools.partial(future.set_result, result))
+        else:
+            error = copy_of(error) if isinstance(error, StateLostError) else error
+            self.changed.defer(functools.partial(future.set_exception, error))

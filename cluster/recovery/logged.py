@@ -28,6 +28,7 @@ class Asked:
       results: by group, results of this attempt that the user was not given yet.
       answers: by group, the answers that the user has: the small results of steps and reads; ``None`` after
         an error, and for other kinds of requests.
+      is_dropped: whether nobody needs the copy that it has made, so that a replay need not make it.
     """
 
     requests: Mapping[int, Request]
@@ -37,6 +38,7 @@ class Asked:
     errors: dict[int, BaseException] = dataclasses.field(init=False, default_factory=dict)
     results: dict[int, Any] = dataclasses.field(init=False, default_factory=dict)
     answers: dict[int, Mapping[Handle, Any] | None] = dataclasses.field(init=False, default_factory=dict)
+    is_dropped: bool = dataclasses.field(init=False, default=False)
 
     def __post_init__(self) -> None:
         (self.kind,) = {type(request) for request in self.requests.values()}

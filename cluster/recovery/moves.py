@@ -96,10 +96,6 @@ class Moves:
         watching = weakref.ref(self), self._ledger.freed
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
-    @property
-    def has_ended(self) -> bool:
-        return self._background.has_ended
-
     def look_after(self) -> None:
         """Moves the groups that are to move, in another thread. Is called now and then, by one thread."""
         if not self._is_looking and not self._ledger.dead:
@@ -232,7 +228,7 @@ def _watch(moves: weakref.ref[Moves], wake: queue.SimpleQueue[Handle | None]) ->
         with contextlib.suppress(queue.Empty):
             freed = wake.get(timeout=_LOOK_SECONDS)
         alive = moves()
-        if alive is None or alive.has_ended:
+        if alive is None or alive._background.has_ended:
             return
         if freed is None:
             alive.look_after()

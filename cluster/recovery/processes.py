@@ -177,8 +177,8 @@ class Processes:
     def open(self, groups: Collection[int]) -> None:
         def check() -> None:
             self.check_open()
-            is_reset = set(self._resetting.values())
-            self.allocations.check_nodes(n for n in range(len(self.infos)) if n not in is_reset)
+            if gone := self.allocations.without_node().difference(self._resetting.values()):
+                raise RuntimeError(f"the node of process {min(gone)} is gone")
 
         numbers = self._numbers_of(groups)
         opened = open_groups(self._starting(numbers, check), versions_here())

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cluster.driver.runtime import LoadRequests
-from cluster.recovery.allocations import NoAllocationError, NodeGoneError
+from cluster.recovery.allocations import NoAllocationError
 from cluster.recovery.copies import Copies
 from cluster.recovery.journal import BEGINNING, FROM_DISK
 from cluster.recovery.keepers import CopiesLostError
@@ -106,7 +106,10 @@ class Replacement:
             except Exception as error:
                 # Of another error it is not known whose death it is a consequence of.
                 dead = {error.mpmd_idx} if isinstance(error, GroupDiedError) else processes.find_dead()
-                self.begin_again(error, dead, unopened, _node_is_gone(processes, error))
+                has_room = not isinstance(error, NoAllocationError)
+                self.begin_again(
+                    error, dead, unopened, has_room and bool(processes.allocations.without_node())
+                )
 
     def begin_again(self, error: Exception, dead: set[int], unopened: set[int], node_is_gone: bool) -> None:
         """Decides which groups to replace next, when groups could not be replaced because of ``error``.
@@ -158,13 +161,3 @@ class Replacement:
             kind=self.kind,
             shares_with={guest: host for guest, host in shares_with.items() if guest in self.replaced},
         )
-
-
-def _node_is_gone(processes: Processes, error: Exception) -> bool:
-    if isinstance(error, NoAllocationError):
-        return False
-    try:
-        processes.allocations.check_nodes(range(len(processes.infos)))
-    except NodeGoneError:  # the processes on this node will get other allocations
-        return True
-    return False

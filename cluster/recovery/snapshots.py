@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -17,28 +18,37 @@ from cluster.recovery.store import Snapshot
 from mpmd.runtime.requests import NOTHING_RELEASED, Release
 
 _DEATH_SECONDS = 90.0
-"""The seconds within which the driver hears of a death that made a snapshot fail."""
+"""The most seconds until the driver hears of a death that made a snapshot fail."""
+
+_LOOK_SECONDS = 1.0
+"""The seconds between two looks whether all processes answer again."""
 
 
 class Snapshots:
-    """``is_due`` asks for a snapshot when groups have answered all. The ledger's lock guards attributes."""
+    """The snapshots that travel.
+
+    Args:
+      ledger: the requests to groups; its lock guards all attributes.
+      processes: of the groups.
+      copies: of the values of processes.
+      policy: when to begin a snapshot, and when a failed snapshot ends the run.
+      background: has snapshots travel while steps run.
+
+    Attributes:
+      is_due: whether a snapshot is to begin when groups have answered all.
+      is_travelling: whether a snapshot travels, or one that is given up has not ended yet.
+    """
 
     def __init__(
         self, ledger: Ledger, processes: Processes, copies: Copies, policy: Recovery, background: Background
     ):
-        self.is_due = False
+        self.is_due = self.is_travelling = False
         self._ledger = ledger
         self._journal = ledger.journal
         self._processes = processes
         self._copies = copies
         self._policy = policy
         self._background = background
-        self._num_travelling = 0
-
-    @property
-    def is_travelling(self) -> bool:
-        """Whether a snapshot travels, or one that is given up has not ended yet."""
-        return self._num_travelling > 0
 
     def note_step(self) -> None:
         self.is_due |= self._policy.snapshot_is_due(self._journal)
@@ -46,7 +56,7 @@ class Snapshots:
     def begin(self) -> None:
         """Has groups, which have answered all, copy their values before they carry out later requests."""
         self.is_due = False
-        self._num_travelling += 1
+        self.is_travelling = True
         ledger, journal = self._ledger, self._journal
         for mpmd_idx, each in ledger.releases.take(ledger.left_out.groups).items():
             if each != NOTHING_RELEASED:  # nothing else may be asked of groups that are left out for long
@@ -69,7 +79,7 @@ class Snapshots:
             fault = raised_by(error)
             self._await_death(attempt)
         with ledger.changed:
-            self._num_travelling -= 1
+            self.is_travelling = False
             if ledger.error is None and attempt == self._journal.attempt:
                 if fault is None:
                     self._journal.mark_copied(attempt, snapshot)
@@ -78,20 +88,22 @@ class Snapshots:
             ledger.notify()
 
     def _await_death(self, attempt: int) -> None:
-        """Waits until the driver has heard of a death, if there is one that explains a failed snapshot."""
-        ledger = self._ledger
+        """Waits until the driver has heard of the death that has made a snapshot fail, or all answer."""
+        ledger, deadline = self._ledger, time.monotonic() + _DEATH_SECONDS
 
         def has_ended() -> bool:
             return ledger.error is not None or attempt != self._journal.attempt
 
-        try:
-            dead = set() if has_ended() else self._processes.find_dead() - ledger.left_out.dead.keys()
-        except Exception:  # Ray cannot say
-            return
-        if dead:
+        while not has_ended() and time.monotonic() < deadline and self._finds_dead():
             ledger.groups.ask_health()  # else nobody pings a silent process while no reply is awaited
             with ledger.changed:
-                ledger.changed.wait_for(has_ended, _DEATH_SECONDS)
+                ledger.changed.wait_for(has_ended, _LOOK_SECONDS)
+
+    def _finds_dead(self) -> bool:
+        try:
+            return bool(self._processes.find_dead() - self._ledger.left_out.dead.keys())
+        except Exception:  # Ray cannot say
+            return False
 
     def _give_up(self, snapshot: LoggedSnapshot, error: BaseException) -> None:
         if not self._policy.may_go_on(self._journal):

@@ -12,9 +12,9 @@ import numpy as np
 
 from cluster.driver.calls.joined import failed
 from cluster.recovery import Recovery
-from cluster.recovery.allocations import NodeGoneError
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.ledger import State
+from cluster.recovery.lock import Lock
 from cluster.recovery.processes import SupersededError
 from cluster.recovery.rewinds import RewindRequest
 from cluster.recovery.runtime import RecoveringRuntime
@@ -76,25 +76,18 @@ class Thread:
         self._turns[0].acquire()
 
 
-class Condition:
-    """In place of a ledger's lock: at most one thread runs, and it stops only where it would wait."""
+class Condition(Lock):
+    """A ledger's lock, of which a thread that would wait stops until the test has it go on."""
 
     def __init__(self, world):
+        super().__init__()
         self.world = world
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
-
-    def notify_all(self):
-        pass
 
     def wait_for(self, condition, timeout=None):
         if not condition():
             assert self.world.running is not None, "the test itself would wait"
-            self.world.running.stop("wait", condition, timeout is not None)
+            with self._released():
+                self.world.running.stop("wait", condition, timeout is not None)
         return condition()
 
 
@@ -311,9 +304,8 @@ class Processes:
         self.world.enter("find_dead")
         return self.world.dead
 
-    def check_nodes(self, numbers):
-        if self.world.gone:
-            raise NodeGoneError
+    def without_node(self):
+        return {0} if self.world.gone else set()
 
     def groups_to_move(self):
         self.world.enter("look")
@@ -441,6 +433,8 @@ class World:
     def ask(self, name, requests):
         asked = self.runtime.ask(requests)
         self.futures |= {(name, mpmd_idx): future for mpmd_idx, future in asked.items()}
+        for future in asked.values():
+            future.add_done_callback(lambda _: self.claim(not self.ledger.changed._depth, "the lock is held"))
         return name
 
     def step(self, is_donated=False, fails=False):
@@ -473,10 +467,12 @@ class World:
 
     def finish_saving(self, copy):
         self.moves.note_freed(copy)
-        self.ledger.drop_copies({copy})
+        with self.ledger.changed:
+            self.ledger.drop_copies({copy})
 
     def rewind(self, refused=None):
-        self.supervisor.rewinds.ask(RewindRequest(refused))
+        with self.ledger.changed:
+            self.supervisor.rewinds.ask(RewindRequest(refused))
 
     def replace(self, *mpmd_idxs):
         self.ledger.left_out.wanted.update(self.ledger.left_out.dead.keys() & set(mpmd_idxs))
@@ -635,7 +631,7 @@ class World:
             if until is not None and any(thread.at == until for thread in self.threads):
                 return True
             ready = [thread for thread in self.threads if thread.is_ready(expired)]
-            if not ready:
+            if not ready or (expired and self.unheard):  # who waits for a death in vain, waits again
                 return False
             self.run(ready[0])
         raise AssertionError("threads go on for ever")

@@ -133,7 +133,9 @@ class Processes:
     def _do_nothing(self, *arguments):
         pass
 
-    check_open = kill = lose = reset = start = open = await_reset = connect = load = check_nodes = _do_nothing
+    check_open = kill = lose = reset = start = open = await_reset = connect = load = without_node = (
+        _do_nothing
+    )
 
     def copy_away(self, snapshot, base, is_wanted):
         assert self.may_copy.wait(SOON)

@@ -11,16 +11,16 @@ from typing import Any
 from mpmd.errors import StepAborted
 
 
-def running_future() -> Future:
-    """A future that cannot be cancelled: the group has the request, and its reply settles the future."""
-    future: Future = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
 def failed(error: BaseException) -> Future:
     future: Future = Future()
     future.set_exception(error)
+    return future
+
+
+def awaited() -> Future:
+    """A future that cannot be cancelled: the group has the request, and its reply settles the future."""
+    future: Future = Future()
+    future.set_running_or_notify_cancel()
     return future
 
 
@@ -29,7 +29,7 @@ def joined(futures: Sequence[Future], combine: Callable[[list[Any]], Any]) -> Fu
 
     When some futures fail, it raises the first error that is not only the abort of a step.
     """
-    whole = running_future()
+    whole = awaited()
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
     left = [len(futures)]

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from cluster.driver.calls.joined import running_future
+from cluster.driver.calls.joined import awaited
 from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupDiedError, StepAborted, StepTimeoutError
 
@@ -108,7 +108,7 @@ class PendingCalls:
                     process=process,
                     step=step,
                     endless=endless,
-                    future=running_future(),
+                    future=awaited(),
                 )
                 for process in processes
             ]

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import allocations as allocations_module
-from cluster.recovery.allocations import Allocations, NoAllocationError, NodeGoneError
+from cluster.recovery.allocations import Allocations, NoAllocationError
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from cluster.start.resources import Reservation, SharedDevices
 
@@ -117,8 +117,7 @@ def test_a_group_shares_when_its_node_is_gone_and_moves_back_when_there_is_anoth
     assert allocations.find(1, before, [1]) == {1: allocations.of(1)}, "its process alone has died"
     cluster.lose("b")
     assert allocations.groups_to_move() == {}, "it has died, so it need not move"
-    with pytest.raises(NodeGoneError):
-        allocations.check_nodes([0, 1])
+    assert allocations.without_node() == {1}
     settle(allocations, before, 1, [1])
     assert allocations.of(1) == SharedDevices("a", 0, ())
     assert allocations.shares_with == {1: 0}

@@ -8,7 +8,7 @@ from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.policy import FailureCounter
 from cluster.recovery.replacement import Replacement
-from cluster.recovery.report import DIED, DRAINED, GROWN, SHRUNK
+from cluster.recovery.report import DIED, DRAINED, FAILED, GROWN, SHRUNK
 from mpmd.errors import GroupDiedError, RecoveryError
 from tests.support.membership_world import World
 
@@ -126,6 +126,35 @@ def test_a_group_that_dies_while_all_go_back_for_a_step_is_replaced_and_counts(p
     world.kill(1)
     world.settle_all()
     assert "the groups have failed 2 times" in str(world.error)
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_is_not_logged_ends_before_all_go_back(fails):
+    world = World(Recovery(every=100), num_left_out=1)
+    world.step()
+    world.settle_all()
+    world.sample(3)
+    world.step(is_donated=fails, fails=fails)
+    if not fails:
+        world.rewind()
+    for mpmd_idx in range(3):
+        world.answer(mpmd_idx)
+    world.run_threads()
+    assert not world.is_running and world.named("restore") == []
+    world.settle_all()
+    assert len(world.named("restore")) == 1
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("phase", ["check", "restore"])
+def test_all_connect_anew_when_they_cannot_go_back_for_a_step_though_nobody_has_died(phase):
+    world = World()
+    world.step(is_donated=True, fails=True)
+    world.at(phase, RuntimeError("no memory"))
+    world.settle_all()
+    assert kinds(world) == [(FAILED, set(), False)] and "no memory" in world.reports[0].reason
+    assert "connect" in [name for name, _ in world.phases]
     world.check_quiet()
 
 

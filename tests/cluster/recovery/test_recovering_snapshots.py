@@ -6,8 +6,16 @@ from unittest.mock import Mock
 import pytest
 
 from cluster.recovery import Recovery
+from cluster.recovery.journal import BEGINNING
 from mpmd.errors import GroupDiedError
-from tests.support.pretended_groups import SOON, await_that, commit_snapshot, fail_snapshot, runtime
+from tests.support.pretended_groups import (
+    SOON,
+    TOGETHER,
+    await_that,
+    commit_snapshot,
+    fail_snapshot,
+    runtime,
+)
 
 
 def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
@@ -47,6 +55,19 @@ def await_snapshot(driven):
     """Until the snapshot that is due has begun."""
     with driven.changed:
         assert driven.changed.wait_for(lambda: driven._ledger.is_running or driven.error, SOON)
+
+
+def test_processes_that_keep_copies_are_told_of_each_committed_snapshot(monkeypatch):
+    driven = runtime(Recovery(every=2))
+    told = []
+    monkeypatch.setattr(driven._processes, "mark_committed", lambda: told.append(driven.journal.committed))
+    answered_steps(driven, 1)
+    commit_snapshot(driven)
+    answered_steps(driven, 2)
+    commit_snapshot(driven)
+    driven._processes.failures = [TOGETHER]
+    driven.die(1)
+    assert driven.journal.committed == BEGINNING and told == [1, 2]
 
 
 def test_a_snapshot_that_fails_is_tried_again_and_the_one_before_stays(capsys):
@@ -91,6 +112,15 @@ def test_a_process_that_is_silent_when_a_snapshot_fails_is_pinged(monkeypatch):
     assert driven._supervisor.snapshots.is_travelling, "its death may still explain the failure"
     driven.die(1)
     await_that(lambda: not driven._supervisor.snapshots.is_travelling)
+
+
+def test_a_snapshot_that_fails_is_given_up_as_soon_as_all_processes_answer_again(monkeypatch, capsys):
+    driven = runtime(Recovery(every=2))
+    monkeypatch.setattr(driven._processes, "find_dead", Mock(side_effect=[{1}, set()]))
+    answered_steps(driven, 1)
+    fail_snapshot(driven, MemoryError("no room"))
+    assert driven.error is None
+    assert "could not be copied" in capsys.readouterr().err
 
 
 def test_a_snapshot_that_fails_while_ray_cannot_say_who_is_alive_is_given_up(monkeypatch, capsys):
