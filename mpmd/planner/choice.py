@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,9 +43,11 @@ from mpmd.validation import int_fault, raise_faults
 SHOWN = 10
 """The number of the best candidates in the text, beside the alternatives to a pipeline."""
 
-
 MEMORY_OF_A_GPU = 0.75
-"""The share of a GPU's memory that JAX allocates unless ``XLA_PYTHON_CLIENT_MEM_FRACTION`` says otherwise."""
+"""The share of a GPU's memory that JAX allocates unless a variable of ``MEMORY_FRACTIONS`` says otherwise."""
+
+MEMORY_FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
+"""JAX's two names of one environment variable; JAX refuses both together."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -100,8 +103,10 @@ class Choice(ShownAsText):
         """Arguments of ``mpmd.launch``: the groups, and the processes of groups that span nodes.
 
         On a cluster of several kinds of devices they have the kind of each group, too. If a group of GPUs
-        needs more of their memory than the three quarters that JAX takes by default, ``runtime_env`` has
-        ``XLA_PYTHON_CLIENT_MEM_FRACTION``, all but ``memory_margin``.
+        needs more of their memory than the three quarters that JAX takes by default, ``runtime_env`` sets
+        ``XLA_PYTHON_CLIENT_MEM_FRACTION`` in their processes, to all but ``memory_margin``, unless this
+        process's environment has it, as the user's choice. A ``runtime_env`` of your own takes its place in
+        ``mpmd.launch(**{**choice.launch, "runtime_env": ...})``.
         """
         submeshes = self.candidate.submeshes
         arguments: dict[str, Any] = {"groups": submeshes_of(self.candidate)}
@@ -113,8 +118,8 @@ class Choice(ShownAsText):
             arguments["processes_per_group"] = processes
         if any(submesh.pool for submesh in submeshes):
             arguments["accelerator_types"] = [submesh.pool for submesh in submeshes]
-        if self._needs_more_than_jax_takes():
-            variables = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{1 - self.memory_margin:.4g}"}
+        if self._needs_more_than_jax_takes() and os.environ.keys().isdisjoint(MEMORY_FRACTIONS):
+            variables = {MEMORY_FRACTIONS[0]: f"{1 - self.memory_margin:.4g}"}
             arguments["runtime_env"] = {"env_vars": variables}
         return arguments
 

@@ -18,6 +18,7 @@ from mpmd.planner.layer_profile import Kind
 from mpmd.planner.pools import AnyCluster, Pools
 from mpmd.planner.reasons import StepDoesNotFit, shortage, slower_because
 from mpmd.planner.rerank import PlanningLimits, Ranking, rerank
+from mpmd.planner.search.attention_note import attention_note
 from mpmd.planner.search.multi_loop import loops_as_written, search_loops
 from mpmd.planner.search.unsliced import advice_on_slices
 from mpmd.planner.trials.realize import decisions_of
@@ -204,10 +205,11 @@ def _choice(
 
 
 def _advice(trials: Trials, ranking: Ranking) -> list[str]:
-    if len(trials.profiles) > 1 or ranking.rows[0].candidate.schedule.slices > 1:
-        return []
-    text = advice_on_slices(trials.profiles[0], trials.cluster, ranking.rows)
-    return [text] if text else []
+    """A note on plain attention, and one on slices for a step with one loop whose loss has none."""
+    notes = attention_note(trials.profiles, trials.cluster.pools[0])
+    if len(trials.profiles) == 1 and ranking.rows[0].candidate.schedule.slices == 1:
+        notes.append(advice_on_slices(trials.profiles[0], trials.cluster, ranking.rows))
+    return [*filter(None, notes)]
 
 
 def _faults(

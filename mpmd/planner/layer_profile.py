@@ -158,6 +158,7 @@ class LayerProfile:
       has_backward: whether there are backward tasks.
       between: the kind whose dimensions sequence parallelism divides along ``model``, too: ``sequence``, or
         ``data`` in a step without sequences; ``None`` without either.
+      attention: the part of all layers' work that reads or makes scores of plain attention.
       specs: for each kind, the divided dimension of argument leaves, by the position of the leaf: of weights,
         of state that is combined with weights element by element, and of the batch. Equal for all loops.
       decision_index: the index of the loop's decisions in ``Decisions.of_loops``; ``None`` without a loop.
@@ -178,6 +179,7 @@ class LayerProfile:
     slices: int = 1
     length: int = 1
     between: Kind | None = None
+    attention: TaskWork = TaskWork(0.0, 0.0)
 
     @property
     def can_be_sequence_parallel(self) -> bool:

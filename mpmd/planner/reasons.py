@@ -251,7 +251,7 @@ def _work_text(work: float, candidate: Candidate, best: Candidate) -> str:
 
 def _lost_text(prediction: Prediction, best: Prediction) -> str:
     if prediction.communication - best.communication > prediction.bubble - best.bubble:
-        return f"all-reduces take {prediction.communication:.0%}"
+        return f"all-reduces that no computing hides take {prediction.communication:.0%}"
     text = f"bubble {prediction.bubble:.0%}"
     times = prediction.stage_seconds
     mean = statistics.fmean(times) if times else 0.0

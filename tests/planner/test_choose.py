@@ -256,15 +256,29 @@ def test_what_a_plan_guesses_is_in_the_table():
     assert "a while loop counts as one iteration" not in known.notes
 
 
+@pytest.mark.parametrize("is_kernel", [False, True])
+def test_plain_attention_that_takes_long_is_noted(is_kernel):
+    def step(weight, x):
+        return jax.nn.dot_product_attention(x @ weight, x, x, is_causal=True)
+
+    shapes = (8, 8), (2, 64, 2, 8)
+    arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    cluster = dataclasses.replace(CLUSTER, flash_attention=is_kernel)
+    notes = mpmd.plan(step, *arguments, cluster=cluster).notes
+    assert any("plain attention takes" in note for note in notes) != is_kernel
+
+
 @pytest.mark.usual("H100")
 @pytest.mark.parametrize("kind", ["H100", "TPU-V6E"])
-def test_groups_that_need_more_memory_than_jax_takes_get_it(kind):
+def test_groups_that_need_more_memory_than_jax_takes_get_it(kind, monkeypatch):
     args, fixes = arguments(open_step, num_layers=2), {"num_microbatches": 1, "submesh": {}, "groups": 1}
     needed = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes).best.prediction.memory.total
     full = dataclasses.replace(CLUSTER, kind=kind, memory=needed / 0.85)
-    launch = mpmd.plan(open_step, *args, cluster=full, **fixes).launch
+    choice = mpmd.plan(open_step, *args, cluster=full, **fixes)
     variables = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
-    assert launch.get("runtime_env") == (None if kind.startswith("TPU") else {"env_vars": variables})
+    assert choice.launch.get("runtime_env") == (None if kind.startswith("TPU") else {"env_vars": variables})
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
+    assert "runtime_env" not in choice.launch
 
 
 @pytest.mark.parametrize(

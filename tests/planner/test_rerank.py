@@ -71,7 +71,7 @@ def run(
         if isinstance(found, Exception):
             raise found
         size = dict(sizes).get(number, SIZE)
-        return Planned(None, None, Costs(), prediction(*found, "simulation"), size=size)
+        return Planned(None, None, Costs(), prediction(*found, "simulation"), {}, size=size)
 
     def measure_tasks(realized, candidate):
         seconds = dict(measured).get(candidate.num_microbatches, 10 - realized.prediction.seconds)

@@ -22,7 +22,7 @@ from mpmd.compiler.jaxprs.equations import contains
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import CompileError
 from mpmd.language.annotate import mark_p
-from mpmd.language.decisions import current_decisions
+from mpmd.language.decisions import current_decisions, is_planned
 from mpmd.language.remat import Remat
 from mpmd.util.tables import first_few
 from mpmd.validation import callable_fault, int_fault, raise_faults
@@ -87,7 +87,8 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         counts = named_layers.layers_per_stage(decisions.layers_per_stage, num_stages)
         last_layers = list(itertools.accumulate(counts))[:-1]
         ends = {layers[last - 1].end: named_layers.text(last) for last in last_layers}
-        remat = _remat_of_layers(layers, counts, decisions.remat) if again else {}
+        by_layer = again or (is_planned() and decisions.remat)
+        remat = _remat_of_layers(layers, counts, decisions.remat) if by_layer else {}
         return traced.result(MarkedRun(opened, crossing, traced.arrays, ends, remat).results())
 
     return marked  # type: ignore[return-value]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from mpmd.compiler.cut_scans import cut_scan
 from mpmd.compiler.find_layers.crossing import Crossing
@@ -31,6 +31,7 @@ from mpmd.compiler.jaxprs.equations import (
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.work import WorkOf
 from mpmd.language.annotate import Boundary, mark_p
+from mpmd.language.decisions import is_planned
 from mpmd.sharding import described
 
 
@@ -63,6 +64,7 @@ class MarkedRun:
         self._crossing = crossing
         self._stage_ends = stage_ends
         self._remat = remat
+        self._runs: dict[Hashable, Callable] = {}
         self._values: dict[Var, Any] = dict(function.constants)
         self._values.update(zip(jaxpr.invars, arguments, strict=True))
         self._from_inputs = [*dict.fromkeys(crossing.from_inputs.values())]
@@ -140,7 +142,10 @@ class MarkedRun:
         self, eqns: Sequence[JaxprEqn], results: Sequence[Var], options: RematOptions | None = None
     ) -> None:
         read = free_variables(eqns)
-        run = under_remat(closed(make_jaxpr(read, eqns, results)), options)
+        jaxpr = make_jaxpr(read, eqns, results)
+        run = under_remat(closed(jaxpr), options)
+        if is_planned():  # JAX differentiates a function under ``jit`` once for all layers that are equal
+            run = self._runs.setdefault((options, *_structure(jaxpr)), jax.jit(run))
         self._values.update(zip(results, run(*self._read(read)), strict=True))
 
     def _read(self, atoms: Sequence[Atom]) -> list[Any]:
@@ -149,6 +154,28 @@ class MarkedRun:
             makers = needed_eqns(self._from_inputs, missing, given=self._values)
             self._evaluate(makers, [var for eqn in makers for var in eqn.outvars if not is_dropped(var)])
         return [self._values[atom] if isinstance(atom, Var) else atom.val for atom in atoms]
+
+
+def _structure(jaxpr: Jaxpr) -> Iterator[Hashable]:
+    """Yields all of a jaxpr but the identity of its variables."""
+    numbers: dict[Var, int] = {}
+
+    def of(value: Any) -> Hashable:
+        if isinstance(value, Var):
+            return numbers.setdefault(value, len(numbers)), value.aval
+        if isinstance(value, Literal):
+            return value.aval, str(value.val)
+        try:
+            hash(value)
+        except TypeError:
+            return id(value)
+        return value
+
+    yield from map(of, (*jaxpr.invars, *jaxpr.outvars))
+    for eqn in jaxpr.eqns:
+        info = eqn.source_info
+        yield eqn.primitive, eqn.ctx, info.traceback, info.name_stack
+        yield from map(of, (*eqn.invars, *eqn.outvars, *eqn.params, *eqn.params.values()))
 
 
 def _are_rematerialised(eqns: Sequence[JaxprEqn]) -> bool:

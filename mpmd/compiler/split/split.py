@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
-from mpmd.compiler.graph import Accumulator, StageWork, TaskGraph
+from mpmd.compiler.graph import StageWork, TaskGraph
 from mpmd.compiler.split.accumulate import Accumulation, accumulate
 from mpmd.compiler.split.assign import assign
 from mpmd.compiler.split.check_schedule_fits import check_schedule_fits, checked_tasks
@@ -65,15 +64,16 @@ def _split_loop(
     kept = keep_carry(minimized, accumulation.accumulators, order)
     # 8. Backwards become two halves where the schedule has tasks for them.
     stage_work = split_backwards(kept, tasks, duplicates.keys() | recomputed)
-    accumulators = tuple(_with_half(accumulator, stage_work) for accumulator in accumulation.accumulators)
+    # An accumulator belongs to the half of a backward that updates it.
+    updating = {
+        (m.work.stage, var): m.work for m in reversed(stage_work) for eqn in m.eqns for var in eqn.outvars
+    }
+    accumulators = tuple(
+        dataclasses.replace(accumulator, work=updating[accumulator.work.stage, accumulator.updated])
+        for accumulator in accumulation.accumulators
+    )
     check_slices(stage_work, order)
     check_carry(loop.schedule, stage_work, accumulators)
     # 9. The schedule has a task for all work, in an order that gives the loop's results.
     check_schedule_fits(loop, tasks, stage_work, accumulators)
     return dataclasses.replace(accumulation, accumulators=accumulators), stage_work, tasks
-
-
-def _with_half(accumulator: Accumulator, stage_work: Sequence[StageWork]) -> Accumulator:
-    halves = [member for member in stage_work if member.work.stage == accumulator.work.stage]
-    updating = (m.work for m in halves if any(accumulator.updated in eqn.outvars for eqn in m.eqns))
-    return dataclasses.replace(accumulator, work=next(updating))

@@ -18,6 +18,7 @@ from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep
 from mpmd.planner.profiling.microbatch import length_of_sequences
 from mpmd.planner.profiling.outside import work_outside
 from mpmd.planner.profiling.ownership import nbytes
+from mpmd.planner.profiling.plain_attention import on_scores
 from mpmd.planner.profiling.recompute import POLICIES, recomputed
 from mpmd.planner.profiling.task_work import task_work
 
@@ -56,6 +57,7 @@ class _Profiler:
             decision_index=loop.decision_index if step.graph.step.loops else None,
             length=length_of_sequences(loop.microbatch),
             between=self._divider.between,
+            attention=self._attention(loop),
         )
 
     def _tied(self, loop: LayeredLoop) -> Mapping[tuple[int, ...], int]:
@@ -128,6 +130,14 @@ class _Profiler:
         step = self._step
         kept = {step.flat.value(var) for var in (*step.reads(task_type), *step.makes(task_type))}
         return self._work_of(step.tasks.get(task_type, ()), kept)
+
+    def _attention(self, loop: LayeredLoop) -> TaskWork:
+        """The work on scores of plain attention, which are in memory between tasks."""
+        step = self._step
+        tasks = [task_type for task_type in step.tasks if task_type.stage in loop.layers]
+        members = on_scores(one for task_type in tasks for one in step.tasks[task_type])
+        passed = {step.flat.value(var) for task_type in tasks for var in step.makes(task_type)}
+        return self._work_of(members, passed)
 
     def _work_of(self, members: Sequence[ClassedOperation], kept: Collection[Value]) -> TaskWork:
         return task_work(members, kept, self._nbytes_of_rows, self._step.kernel_values)
