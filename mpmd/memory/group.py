@@ -41,6 +41,7 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
+        """The sum of all known parts."""
         return sum(getattr(self, field.name) or 0 for field in dataclasses.fields(self))
 
 
@@ -62,6 +63,7 @@ class GroupMemory:
 
     @property
     def peak_bytes(self) -> int:
+        """The most bytes that a device needs at once: values, messages, and temporaries if known."""
         return self.peak.total
 
 
