@@ -76,7 +76,6 @@ def group_memories(
     """The memory that the devices of each group need for a step of a correct plan.
 
     Args:
-      arrivals: when each message can be there.
       holdings: where the messages of an edge are; in the receiver's memory unless it says otherwise.
       updated: the arguments that the step returns updated.
     """
