@@ -74,7 +74,7 @@ class StepTotals:
     """The numbers of a function that only grow. They refer to no meter, and outlive it.
 
     Attributes:
-      ended: the number of steps that have ended well; ``failed`` counts the others.
+      ended: the number of steps that have ended without an error.
       driver_seconds: seconds, after the first step, in which no step was under way because the driver had
         not called the next one.
     """
