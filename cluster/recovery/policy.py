@@ -110,6 +110,7 @@ class Recovery:
         )
 
     def is_late(self, journal: Journal) -> bool:
+        """Whether the next step has to wait until the snapshot under way is committed."""
         return journal.snapshot is not None and self._is_full(journal)
 
     def may_go_on(self, journal: Journal) -> bool:

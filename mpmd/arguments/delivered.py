@@ -23,7 +23,7 @@ class DeliveredArgument:
     """An argument leaf of a call.
 
     Attributes:
-      leaf, aval, donated: itself, its shape and dtype, and whether the caller gives it up.
+      donated: whether the caller gives the leaf up.
       stack: its cut into the layer ranges that the step reads; ``None``: the step reads one value.
     """
 

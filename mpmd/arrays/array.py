@@ -184,11 +184,13 @@ class MpmdArray(jax.Array):
         return self._held.handle
 
     def hold(self, held: Held) -> None:
+        """Makes the array stand for another value and drop its own; also a deleted array."""
         if not self._deleted:
             self.runtime.free(self.mpmd_idxs, self._held.handle)
         self._held, self._deleted, self._copying = held, False, None
 
     def take_over(self, other: MpmdArray) -> None:
+        """Makes the array stand for the value of another one, which is deleted then."""
         other._deleted = True
         self.hold(other._held)
 

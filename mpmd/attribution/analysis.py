@@ -39,6 +39,7 @@ class Analysis:
 
     @property
     def recoveries(self) -> Mapping[int, int]:
+        """By the number of a step, the nanoseconds in which groups were replaced after its call."""
         times = ((number, step.recovery) for number, step in enumerate(self.steps))
         return {number: time for number, time in times if time is not None}
 

@@ -11,12 +11,16 @@ from mpmd.attribution.path import Segment, critical_path
 
 
 class Attribution(Accounts):
+    """The accounts of a measured step, its idle time by cause, and its critical path."""
+
     @functools.cached_property
     def gaps(self) -> tuple[IdleSpan, ...]:
+        """The spans in which groups ran no task, by group and start."""
         return gaps_of(self)
 
     @functools.cached_property
     def critical_path(self) -> tuple[Segment, ...]:
+        """The segments from the call to the return, without a hole."""
         return critical_path(self.measured, self.links)
 
     @functools.cached_property

@@ -44,6 +44,7 @@ class MatchedStep:
 
     @property
     def error(self) -> int:
+        """The largest error of a clock, in nanoseconds."""
         return max(self.errors.values(), default=0)
 
 

@@ -83,6 +83,7 @@ class Measured(StepTimes[int]):
         return self.workload.bounds[last + 1] - 1
 
     def idle(self, group: int) -> int:
+        """The time from the call to the return that the group does not spend on tasks."""
         return self.returned - sum(self.durations[task] for task in self.tasks(group))
 
 

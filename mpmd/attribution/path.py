@@ -28,7 +28,6 @@ class Segment(NamedTuple):
 
 
 def critical_path(measured: Measured, links: Sequence[ParentLink]) -> tuple[Segment, ...]:
-    """The segments from the call to the return, without a hole."""
     return tuple(segment for segment in _backwards(measured, links) if segment.end > segment.start)[::-1]
 
 

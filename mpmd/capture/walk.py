@@ -66,7 +66,6 @@ def walk(
 
     Args:
       arrays: the operands; ``None`` for a lost one. Typed keys are the integers inside.
-      submesh: the group's submesh.
       is_passed_on: for each result, whether another task, stage or the step's caller gets it.
     """
     walker = _Walker(submesh)

@@ -40,7 +40,6 @@ class CaptureWriter:
 
     Args:
       program: the step's program, with the numbers of the whole mesh.
-      submeshes: the submesh of each group of the mesh.
     """
 
     def __init__(self, program: Program, submeshes: Sequence[AbstractMesh]):

@@ -28,6 +28,8 @@ _ONE_IN = 100_000
 
 
 class Verdict(enum.StrEnum):
+    """The outcome of the comparison of a leaf."""
+
     EQUAL = "equal"
     """Bit by bit."""
     CLOSE = "to rounding"
@@ -38,6 +40,7 @@ class Verdict(enum.StrEnum):
     An example is the bias of keys under Adam, whose true gradient is zero: Adam scales rounding errors up.
     """
     DIFFERS = "DIFFERS"
+    """The difference is larger."""
 
 
 @dataclasses.dataclass(frozen=True)

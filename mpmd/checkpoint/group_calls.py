@@ -22,6 +22,10 @@ def ask(runtime: Runtime, mpmd_idx: int, request: Request[Answer]) -> Future[Ans
 
 
 async def results(futures: Mapping[int, Future], what: str) -> dict[int, Any]:
+    """Waits for the replies of all groups.
+
+    Raises a group's error, with the group's number and ``what``.
+    """
     errors = {i: await asyncio.to_thread(future.exception) for i, future in futures.items()}
     for mpmd_idx, error in errors.items():
         if isinstance(error, GroupDiedError):

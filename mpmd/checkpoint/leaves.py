@@ -105,7 +105,6 @@ def _stored_as(leaf: Any) -> jax.ShapeDtypeStruct | str:
 
 
 def _is_empty(leaf: Any) -> bool:
-    """Whether a leaf is ``None``, or a node without leaves."""
     return not jax.tree.leaves(leaf)
 
 

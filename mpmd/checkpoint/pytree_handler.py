@@ -26,11 +26,14 @@ _KEY = re.compile(r'"([^"]+?)/(?:zarr\.json|\.zarray|c(?:/\d+)*|\d+(?:\.\d+)*)" 
 
 
 class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
+    """Orbax's handler of pytrees, with a record of all files."""
+
     def __init__(self) -> None:
         self.types = registry()
         super().__init__(use_zarr3=True, type_handler_registry=self.types)
 
     async def async_save(self, directory: Any, args: Any) -> Any:
+        """Raises ``ValueError`` that lists the leaves that cannot be saved, before anything is written."""
         leaves.check_savable(args.item, self.types)
         return await super().async_save(directory, args=args)
 
@@ -42,6 +45,7 @@ class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
         self.check_saved(directory)
 
     def check_saved(self, directory: epath.Path) -> None:
+        """Raises ``DamagedCheckpointError`` if storage lacks a file or a chunk of the checkpoint."""
         try:
             faults = [*integrity.faults(directory), *integrity.missing(directory)]
             if not faults:
@@ -54,6 +58,7 @@ class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
             raise integrity.damaged(directory, faults)
 
     def restore(self, directory: epath.Path, args: Any) -> Any:
+        """Raises ``DamagedCheckpointError``, and as ``mpmd.restore`` for leaves and groups."""
         if faults := integrity.faults(directory):
             raise integrity.damaged(directory, faults)
         tree = self._tree(directory)

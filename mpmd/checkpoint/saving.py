@@ -36,7 +36,6 @@ class SavedLeaf(NamedTuple):
       whole: the array that is saved.
       array: ``whole`` itself, or the layer range of ``whole`` that begins at the layer ``first``.
       handle: the handle of ``array`` at the time of the request: later steps may take the array over.
-      chunk_shape: the shape of the chunks of ``whole``.
     """
 
     whole: MpmdArray

@@ -129,7 +129,6 @@ def _step(function: Any, options: argparse.Namespace) -> Any:
 
 @contextlib.contextmanager
 def _importing_from(directory: Path) -> Iterator[None]:
-    """Lets modules in a directory be imported, as with ``python -m``."""
     sys.path.insert(0, str(directory))
     try:
         yield

@@ -184,15 +184,11 @@ def report(
 
     Args:
       plan: with the memory that XLA needs for its executables, if groups have compiled them.
-      topology: the processes of the groups.
       verified: the plan's memory without XLA's temporaries.
       updated: the positions of the arguments that the step returns updated.
-      seconds: how long each pass took.
       xla_seconds: for each group that has loaded the step, the seconds of XLA's compiling.
       holdings: where the messages of each edge are until they are used; by default in the receiver's memory.
       measured_peaks: for each group, the most bytes that were allocated on one of its devices.
-      findings: the findings of the plan's explanation.
-      profile: the step's last profile.
     """
     sent: collections.Counter[tuple[int, int]] = collections.Counter()
     for (source, _), by_processes in Routes(plan, topology).sent_bytes().items():

@@ -56,6 +56,7 @@ class TaskSummary:
 
     @property
     def operations(self) -> int:
+        """About how many operations one run takes."""
         return sum(share.operations for share in self.functions)
 
     def __str__(self) -> str:

@@ -49,6 +49,7 @@ class TaskUse:
 
     @property
     def stages(self) -> tuple[int, ...]:
+        """The stages of the task; none outside of loops."""
         numbers = re.findall(r"(?:fwd|bwd|bwdA|bwdW)_(\d+)", self.task) if self.in_loop else []
         return tuple(map(int, numbers))
 

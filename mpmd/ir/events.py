@@ -45,6 +45,10 @@ class Event:
 
 
 def checked_events(name: str, events: Any) -> list[Event]:
+    """Returns the events of the argument ``name`` as a list.
+
+    Raises ``TypeError`` for items of other types, and for an object with ``events``, such as a profile.
+    """
     if not isinstance(events, list | tuple) and hasattr(events, "events"):
         raise TypeError(
             f"{name} must be the events of a step, and not the {type(events).__name__} that has them: pass "

@@ -32,6 +32,7 @@ class LoopStages:
 
     @property
     def stages(self) -> range:
+        """The numbers of the loop's stages, on all slices."""
         return self.numbers.all
 
     def __str__(self) -> str:

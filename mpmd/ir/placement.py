@@ -29,6 +29,7 @@ class Placement:
 
     @property
     def ranges(self) -> tuple[Placement, ...]:
+        """The placement of each layer range; for an array that is one value, the placement itself."""
         if self.stack is None:
             return (self,)
         return tuple(Placement(groups, self.spec) for groups in self.range_idxs)

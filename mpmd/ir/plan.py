@@ -126,6 +126,8 @@ def _on(mpmd_idxs: tuple[int, ...]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
+    """Runs an executable for a task."""
+
     task: AnyTask
     executable: str
     inputs: tuple[Name, ...]
@@ -165,6 +167,8 @@ class Recv:
 
 @dataclasses.dataclass(frozen=True)
 class Free:
+    """Drops this group's buffers of the values."""
+
     values: tuple[Name, ...]
 
     def __str__(self) -> str:
@@ -251,6 +255,7 @@ class GroupProgram:
 
     @property
     def received(self) -> frozenset[Name]:
+        """The values that other groups send."""
         return frozenset(name for i in self.instructions if isinstance(i, Recv) for name in i.values)
 
     def __str__(self) -> str:
@@ -290,6 +295,7 @@ class Plan(ShownAsText):
         return str(self)
 
     def shown(self) -> str:
+        """The loops, and a line for each group: its stages, its tasks, its messages, its arguments."""
         header = ("group", "devices", "stages", "tasks", "messages sent", "arguments")
         rows = [header, *(self._summary_row(program) for program in self.programs)]
         loops = [*map(str, self.loops), *cut_lines(self.loops)] or ["no loop"]
@@ -342,6 +348,7 @@ class Plan(ShownAsText):
         return {executable.name: executable for executable in self.executables}
 
     def submesh(self, mpmd_idx: int) -> Mapping[str, int]:
+        """The sizes of the axes of a group's devices."""
         return dict(self.submeshes[mpmd_idx]) if self.submeshes else {}
 
     def executables_of(self, mpmd_idx: int) -> tuple[Executable, ...]:
@@ -349,9 +356,11 @@ class Plan(ShownAsText):
         return tuple(executable for executable in self.executables if executable.name in names)
 
     def inputs_of(self, mpmd_idx: int) -> dict[int, InputLeaf]:
+        """The inputs that a group reads, by their positions among all inputs."""
         return {i: leaf for i, leaf in enumerate(self.inputs) if leaf.name and mpmd_idx in leaf.mpmd_idxs}
 
     def outputs_of(self, mpmd_idx: int) -> dict[int, OutputLeaf]:
+        """The outputs that a group holds after the step, by their positions among all outputs."""
         return {i: leaf for i, leaf in enumerate(self.outputs) if mpmd_idx in leaf.mpmd_idxs}
 
     def constants_of(self, mpmd_idx: int) -> tuple[ConstantLeaf, ...]:

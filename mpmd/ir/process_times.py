@@ -26,6 +26,7 @@ class TaskTime(NamedTuple):
     processor: int | None = None
 
     def event(self, mpmd_idx: int) -> Event:
+        """The task as an event of a group, in seconds."""
         return Event(mpmd_idx, self.task, self.start / NANOSECONDS, self.end / NANOSECONDS)
 
 
@@ -43,6 +44,7 @@ class WaitTime(NamedTuple):
     arrived: int
 
     def event(self, mpmd_idx: int) -> Event:
+        """The wait as an event of a group, in seconds."""
         return Event(mpmd_idx, Wait(self.src, self.tag), self.start / NANOSECONDS, self.end / NANOSECONDS)
 
 
@@ -124,6 +126,7 @@ class ProcessTimes:
         )
 
     def events(self) -> Iterator[Event]:
+        """The tasks and waits, in the order of time, in seconds."""
         spans: list[TaskTime | WaitTime] = sorted(
             [*self.tasks, *self.waits], key=lambda span: (span.start, span.end)
         )

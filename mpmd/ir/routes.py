@@ -28,8 +28,6 @@ class Topology:
 
 
 class Slice(NamedTuple):
-    """A region of one of the values of a message."""
-
     value: int
     box: Box
 

@@ -41,6 +41,7 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
+        """The sum of all known parts."""
         return sum(getattr(self, field.name) or 0 for field in dataclasses.fields(self))
 
 
@@ -62,6 +63,7 @@ class GroupMemory:
 
     @property
     def peak_bytes(self) -> int:
+        """The most bytes that a device needs at once: values, messages, and temporaries if known."""
         return self.peak.total
 
 
@@ -74,7 +76,6 @@ def group_memories(
     """The memory that the devices of each group need for a step of a correct plan.
 
     Args:
-      arrivals: when each message can be there.
       holdings: where the messages of an edge are; in the receiver's memory unless it says otherwise.
       updated: the arguments that the step returns updated.
     """

@@ -110,7 +110,6 @@ def _sizes(shape: Shape) -> Mapping[str, int]:
 
 
 def _submeshes(shapes: Sequence[Shape], mpmd_axis_name: str | None) -> Iterator[AbstractMesh]:
-    """The shape of each group's submesh; all have the same axes, and the mpmd axis has size 1."""
     types: dict[str, AxisType] = {}
     for shape in shapes:
         known = (

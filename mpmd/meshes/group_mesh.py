@@ -53,6 +53,7 @@ class GroupMesh(abc.ABC):
 
     @property
     def parts(self) -> Mapping[str, Sequence[int]]:
+        """The groups of each part, by its name; empty without parts."""
         return {}
 
     @functools.cached_property
@@ -62,7 +63,8 @@ class GroupMesh(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def runtime(self) -> Runtime: ...
+    def runtime(self) -> Runtime:
+        """The running groups."""
 
     @property
     def recovery_seconds(self) -> Sequence[float]:

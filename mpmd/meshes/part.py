@@ -170,10 +170,12 @@ class PartMesh(GroupMesh):
 
     @property
     def runtime(self) -> Runtime:
+        """The running groups of the whole mesh."""
         return self.whole.runtime
 
     @property
     def recovery_seconds(self) -> Sequence[float]:
+        """The duration of each recovery of the whole mesh so far."""
         return self.whole.recovery_seconds
 
     def __repr__(self) -> str:

@@ -51,10 +51,12 @@ class Candidate:
             object.__setattr__(self, "remat", self.remat[:1])
 
     def remat_of(self, stage: int) -> Remat:
+        """The policy of a stage."""
         return self.remat[stage % len(self.remat)]
 
     @property
     def is_rematerialised(self) -> bool:
+        """Whether any stage computes anything again."""
         return self.remat != (Remat.NONE,)
 
     @property
@@ -64,14 +66,17 @@ class Candidate:
 
     @property
     def num_passes(self) -> int:
+        """The passes of a step through the stages: the slices of all microbatches."""
         return self.num_microbatches * self.schedule.slices
 
     @property
     def shared(self) -> tuple[tuple[Submesh, ...], bool, bool, bool]:
+        """The decisions that all loops of a step share."""
         return self.submeshes, self.fsdp, self.gather_once, self.sequence_parallel
 
     @property
     def loops(self) -> tuple[Candidate, ...]:
+        """The candidate of each loop of the step, in order."""
         return (self, *self.later)
 
     @property
@@ -81,6 +86,7 @@ class Candidate:
 
     @property
     def schedule_text(self) -> str:
+        """The name of its schedule, with the options of slices, such as ``eager Seq1F1B of 4 slices``."""
         schedule = self.schedule
         if schedule.slices == 1:
             return schedule.name
@@ -107,6 +113,7 @@ class Memory:
 
     @property
     def parts(self) -> dict[str, float]:
+        """The bytes of each part, by its name."""
         return {name: nbytes for name, nbytes in vars(self).items() if name != "group"}
 
     @property
@@ -137,9 +144,11 @@ class Prediction:
 
     @property
     def expected_error(self) -> float:
+        """Expected relative error of ``seconds`` by their source, e.g. 0.07 for a formula."""
         return EXPECTED_ERRORS[self.source]
 
     def scaled(self, factor: float) -> Prediction:
+        """The prediction with all times multiplied."""
         seconds = tuple(factor * of_stage for of_stage in self.stage_seconds)
         return dataclasses.replace(self, seconds=factor * self.seconds, stage_seconds=seconds)
 

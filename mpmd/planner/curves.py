@@ -46,6 +46,7 @@ class Curve:
         return cls(size / seconds)
 
     def seconds(self, operations: Amount, kernels: Amount) -> Amount:
+        """Seconds for ``kernels`` kernels of ``operations`` operations in total."""
         return (operations + self.half * kernels) / self.rate
 
 

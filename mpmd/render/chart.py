@@ -68,6 +68,14 @@ class Chart:
 
     @staticmethod
     def of(source: Simulation | Iterable[Event], of_plan: bool = False, slices: int = 1) -> Chart:
+        """The chart of a simulation or of measured events.
+
+        Args:
+          of_plan: whether the simulation is of a plan, in seconds and bytes.
+          slices: the number of slices of each microbatch.
+
+        Raises ``ValueError`` when there is nothing to draw.
+        """
         simulation = source if isinstance(source, Simulation) else None
         events = simulation.events if simulation else checked_events("source", source)
         if not events and simulation:

@@ -19,6 +19,10 @@ MOST_THREADS = 2**10
 
 
 def read_task(directory: Path) -> TaskRecord:
+    """The record of a directory.
+
+    Raises: ``ValueError`` when it is of another format, or damaged; ``OSError`` when it cannot be read.
+    """
     path = directory / TASK
     if directory.is_dir() and not path.exists():
         raise ValueError(f"{directory} has no {TASK}: it is no directory of a captured task")

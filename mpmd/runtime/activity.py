@@ -78,5 +78,6 @@ class Activity:
             self.now = (before, time.perf_counter())
 
     def read(self) -> Doing:
+        """The current activity. May be called from any thread."""
         (what, since), step = self.now, self.step
         return Doing(str(what), step, getattr(what, "kind", ActivityKind.OTHER), time.perf_counter() - since)

@@ -104,7 +104,10 @@ class ArgumentCache:
         return key
 
     def invalidate_if_failed(self, entries: Iterable[tuple[_Key, Handle]], reply: Future[Any]) -> None:
-        """May be called from any thread."""
+        """Has the next step send the arrays again if the step that sent them has failed on a group.
+
+        May be called from any thread.
+        """
         if reply.exception() is not None:
             self._invalid.extend(entries)
 

@@ -86,7 +86,6 @@ def trace_of(
 
     Args:
       traces: by the names of processes.
-      num_groups: the number of all groups.
     """
     name = ALL_GROUPS if num_groups == 1 and ALL_GROUPS in traces else process_name(mpmd_idx, rank)
     content = traces.get(name, {}).get(_XPLANE)

@@ -10,6 +10,10 @@ from mpmd.runtime.requests import Captured
 
 
 def fetch_kept(runtime: Runtime, captured: Captured, error: BaseException | None) -> KeptTask:
+    """Fetches a captured task's operands and results, and has the group drop them.
+
+    Raises: what ``fetch`` of the runtime raises, as when the group has died.
+    """
     try:
         values = runtime.fetch(captured.mpmd_idx, captured.capture.handle).result()
     finally:

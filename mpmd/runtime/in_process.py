@@ -88,6 +88,7 @@ class _GroupThread:
         self._thread.start()
 
     def submit(self, call: Callable[[], Any]) -> Future:
+        """Raises ``RuntimeError`` when the thread was closed."""
         if self._closed:
             raise RuntimeError(_CLOSED)
         future: Future = Future()

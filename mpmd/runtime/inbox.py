@@ -91,6 +91,7 @@ class Inbox:
             self._woken.put(None)
 
     def take(self, message: MessageId) -> Arrival:
+        """Waits for a message and removes it. Raises ``StepAborted`` when its step was aborted."""
         while (item := self._arrived.pop(message, None)) is None:
             self._wait_for_event(message.step)
         self.arrived, arrival = item

@@ -11,6 +11,8 @@ DONATED_IN_PROCESS = (
 
 
 class LostValueError(RuntimeError):
+    """A value is read that was lost when the step that makes it has failed for ``reason``."""
+
     def __init__(self, reason: str):
         super().__init__(reason)
         self.reason = reason

@@ -104,6 +104,7 @@ class Runtime(abc.ABC):
         return 0
 
     def check_process(self) -> None:
+        """Raises ``RuntimeError`` in a fork of the process that has made the runtime."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"process {os.getpid()} is a fork of process {self._process}, which has the mesh: from "

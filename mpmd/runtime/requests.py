@@ -260,6 +260,8 @@ class Release(Request[None]):
 
 @dataclasses.dataclass(frozen=True)
 class Digests(Request[tuple[ProcessDigests, ...]]):
+    """Asks for the digests of all values that live on a group, after the steps submitted before."""
+
     def join(self, answers: Sequence[ProcessDigests]) -> tuple[ProcessDigests, ...]:
         return tuple(answers)
 

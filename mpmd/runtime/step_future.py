@@ -38,9 +38,11 @@ class StepFuture:
 
     @property
     def has_failed(self) -> bool:
+        """Whether the step is known to have failed on a group. Does not wait."""
         return any(reply.done() and reply.exception() is not None for reply in self._replies.values())
 
     def call_when_done(self, function: Callable[[bool], object]) -> None:
+        """Calls a function, in any thread, with whether the step has failed, when all groups have replied."""
         call_when_done(self._replies.values(), function)
 
     def reply(self, mpmd_idx: int) -> StepReply:
@@ -63,11 +65,14 @@ class StepFuture:
         return reply
 
     def reply_now(self, mpmd_idx: int) -> StepReply | None:
+        """Returns the reply of a group if it has arrived and reports no failure, else ``None``. Does not
+        wait."""
         reply = self._replies[mpmd_idx]
         has_reply = reply.done() and not reply.cancelled() and reply.exception() is None
         return reply.result() if has_reply else None
 
     def captured(self, mpmd_idx: int) -> tuple[Captured | None, BaseException | None]:
+        """Waits for a group. Returns the task that it has kept, and the error of its part of the step."""
         reply = self._replies[mpmd_idx]
         return reply_of(reply).captured, reply.exception()
 

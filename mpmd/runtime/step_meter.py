@@ -21,6 +21,7 @@ from mpmd.runtime.device_memory import MemoryUse
 from mpmd.runtime.requests import StepReply
 
 RECENT = 16
+"""The number of steps over which the current rate is taken."""
 
 _POLL_SECONDS = 0.01
 """The seconds between two looks of ``wait``: no step pays for somebody who waits."""
@@ -73,7 +74,7 @@ class StepTotals:
     """The numbers of a function that only grow. They refer to no meter, and outlive it.
 
     Attributes:
-      ended: the number of steps that have not failed.
+      ended: the number of steps that have ended without an error.
       driver_seconds: seconds, after the first step, in which no step was under way because the driver had
         not called the next one.
     """
@@ -121,6 +122,7 @@ class StepMeter:
 
     @property
     def recovery_seconds(self) -> tuple[float, ...]:
+        """The duration of each recovery of the mesh so far; none after the mesh was dropped."""
         mesh = self._mesh()
         return () if mesh is None else tuple(mesh.recovery_seconds)
 
@@ -144,10 +146,12 @@ class StepMeter:
             self._listeners = tuple(other for other in self._listeners if other is not listener)
 
     def check(self) -> None:
+        """Raises what a listener has to raise before the next step."""
         for listener in self._listeners:
             listener.check()
 
     def hand_over(self) -> None:
+        """Lets listeners work, while the step that was called just now runs."""
         for listener in self._listeners:
             listener.hand_over()
 

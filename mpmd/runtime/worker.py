@@ -330,6 +330,7 @@ class GroupWorker:
             self._ahead.pop(number, None)
 
     def keep_only(self, programs: Collection[int]) -> None:
+        """Drops every program that is not in ``programs``, also programs that are compiled in part."""
         self.release(Released(programs=tuple((self._programs.keys() | self._ahead.keys()) - set(programs))))
 
     def has_program(self, number: int) -> bool:

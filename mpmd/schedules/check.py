@@ -57,8 +57,6 @@ def check_schedule(
 
     Args:
       tasks: the cells of each group, first to last.
-      num_stages: the number of stages of the step.
-      num_microbatches: the number of microbatches of the step.
       mpmd_dim: the number of groups that there should be; ``None`` allows any.
       slices: the number of slices of each microbatch; stage ``s`` on slice ``k`` is numbered
         ``k * num_stages + s``.

@@ -134,7 +134,6 @@ def dispatch(
 
     Args:
       placement: the group of each stage.
-      num_microbatches: the number of microbatches of the step.
       choose: the rule; it is asked when a group is free and something has changed for the group.
       times: how long tasks and messages take.
       backward: the kind of backwards: ``"bwd"``, ``"bwdA"`` (with a ``bwdW`` after each), or ``None``.

@@ -284,6 +284,7 @@ class MpmdFunction(ShownAsText):
 
     @property
     def only_step(self) -> LoadedStep:
+        """The compiled step. Raises ``ValueError`` when there is none, or several."""
         compiled = self._compiled_steps()
         if len(compiled) != 1:
             raise ValueError(

@@ -43,6 +43,7 @@ class Verified:
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
+        """For each group, the most bytes of values that each of its devices holds at once."""
         return tuple(of_group.live_bytes for of_group in self.memory)
 
 

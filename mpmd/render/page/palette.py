@@ -71,7 +71,6 @@ CAUSES = {
     ),
     "elsewhere": _part("Elsewhere", "#882255", "Idle time that the ideal schedule has before other tasks."),
 }
-"""The causes of idle time, by the names of ``Causes``."""
 
 TASKS = _part("Tasks", "#8fa1c4", "Groups run tasks.")
 
@@ -97,7 +96,6 @@ MEMORY = {
     "messages": _part("Messages", "#009e73", "Messages that have come and are not used yet."),
     "temporaries": _part("Temporaries", "#d3d7df", "XLA's own buffers while a task runs."),
 }
-"""The purposes of memory, by the names of ``MemoryParts``."""
 
 OUTSIDE = "#8b93a1"
 """The colour of tasks outside the loops."""

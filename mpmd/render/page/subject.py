@@ -22,7 +22,6 @@ class Subject:
       name: the name of the step in headings.
       analysis: the recorded steps, the causes of idle time, the findings and the scenarios.
       sources: for each executable, the user's functions with their lines; the largest first.
-      compile_seconds: the time of each phase of compiling.
       memory: of each group in the measured step.
     """
 
