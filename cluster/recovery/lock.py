@@ -23,7 +23,10 @@ class Lock(threading.Condition):
         self._deferred = queue.SimpleQueue[Callable[[], object]]()
 
     def defer(self, call: Callable[[], object]) -> None:
-        """Has the owner make a call when it has left its outermost ``with``, or waits."""
+        """Has the owner make a call when it has left its outermost ``with``, or waits.
+
+        A thread that has just released the lock may make the call before.
+        """
         assert self._depth, "only the owner of the lock defers calls"
         self._deferred.put(call)
 
