@@ -7,11 +7,14 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
+from mpmd.runtime.interrupts import DeferredInterrupt
+
 
 class Lock(threading.Condition):
     """A reentrant lock with a condition, whose owner may defer calls until it has released the lock.
 
-    A future's callbacks run in the thread that settles it, and may wait for a thread that needs the lock.
+    A future's callbacks run in the thread that settles it, and may wait for a thread that needs the lock. An
+    interrupt is raised after the call that it arrives in: nobody would settle that call's future otherwise.
     """
 
     def __init__(self) -> None:
@@ -20,7 +23,10 @@ class Lock(threading.Condition):
         self._deferred = queue.SimpleQueue[Callable[[], object]]()
 
     def defer(self, call: Callable[[], object]) -> None:
-        """Has the owner make a call when it has left its outermost ``with``, or waits."""
+        """Has the owner make a call when it has left its outermost ``with``, or waits.
+
+        A thread that has just released the lock may make the call before.
+        """
         assert self._depth, "only the owner of the lock defers calls"
         self._deferred.put(call)
 
@@ -39,7 +45,7 @@ class Lock(threading.Condition):
     def wait(self, timeout: float | None = None) -> bool:
         """As ``threading.Condition.wait``. Returns early when there were deferred calls to make."""
         if not self._deferred.empty():
-            with self._released():
+            with DeferredInterrupt(), self._released():
                 return True
         depth, self._depth = self._depth, 0
         try:
@@ -61,7 +67,7 @@ class Lock(threading.Condition):
             self._depth = depth
 
     def _make_calls(self) -> None:
-        # One by one: if a call is interrupted, the next thread that releases the lock makes the others.
-        with contextlib.suppress(queue.Empty):
-            while True:
+        # One by one: if a call raises, the next thread that releases the lock makes the others.
+        while not self._deferred.empty():
+            with DeferredInterrupt(), contextlib.suppress(queue.Empty):
                 self._deferred.get_nowait()()

@@ -240,6 +240,13 @@ def await_that(condition):
         time.sleep(0.001)
 
 
+def await_told(capsys, text):
+    """Waits for a text on stderr, which threads write once they have released the lock; returns all of it."""
+    told = []
+    await_that(lambda: told.append(capsys.readouterr().err) or text in "".join(told))
+    return "".join(told)
+
+
 def end_recovery(driven):
     count = len(driven.attempts)
     driven._processes.may_replace.set()

@@ -1,5 +1,6 @@
 """The lock of a ledger, and that callbacks of the user's futures run without it."""
 
+import signal
 import threading
 
 import pytest
@@ -77,3 +78,33 @@ def test_after_an_interrupted_call_the_others_are_made_by_whoever_releases_the_l
     with lock:
         pass
     assert made == [1]
+
+
+def test_an_interrupt_waits_for_the_end_of_a_deferred_call():
+    lock, made = Lock(), []
+
+    def settle():
+        signal.raise_signal(signal.SIGINT)
+        made.append(1)
+
+    with pytest.raises(KeyboardInterrupt), lock:
+        lock.defer(settle)
+    assert made == [1]
+
+
+def test_an_interrupt_while_deferred_calls_are_made_in_a_wait_leaves_the_lock_held(monkeypatch):
+    lock, made = Lock(), []
+
+    def interrupted():
+        lock._lock.release()
+        monkeypatch.setattr(lock, "release", lock._lock.release)
+        signal.raise_signal(signal.SIGINT)
+
+    with lock, lock:
+        lock.defer(lambda: made.append(1))
+        monkeypatch.setattr(lock, "release", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lock.wait()
+        assert made == [1]
+        lock.defer(lambda: made.append(2))
+    assert made == [1, 2]

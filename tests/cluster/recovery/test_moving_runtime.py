@@ -12,7 +12,7 @@ from cluster.recovery import moves as moves_module
 from cluster.recovery.processes import SupersededError
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from mpmd.errors import GroupDiedError, RecoveryError
-from tests.support.pretended_groups import SOON, Driven, Processes, commit_snapshot
+from tests.support.pretended_groups import SOON, Driven, Processes, await_told, commit_snapshot
 from tests.support.public_functions import cluster_mesh
 
 
@@ -142,7 +142,7 @@ def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, cap
     (report,) = elastic.reports
     assert (report.kind, report.mpmd_idxs, report.num_replayed) == (GROWN, (1,), 0)
     assert list(report.seconds)[:2] == ["prepared", "copied"]
-    assert "cluster: moved (grown) group 1 in" in capsys.readouterr().err
+    await_told(capsys, "cluster: moved (grown) group 1 in")
 
 
 def test_moves_are_no_failures_nor_are_deaths_of_groups_that_are_to_move(elastic):
