@@ -1,8 +1,9 @@
 """Looks after the groups of a mesh: has them replaced, go back, repeat steps, copy values, and move.
 
 At most one thread works on all groups: it carries out one operation after the other, each from its first to
-its last phase, as long as ``_next`` has one for the present state. Beside it, a thread has a snapshot travel,
-and another thread prepares moves. ``docs/architecture/membership.md`` has the states and the invariants.
+its last phase, as long as ``_begin_next`` has one for the present state. Beside it, a thread has a snapshot
+travel, and another thread prepares moves. ``docs/architecture/membership.md`` has the states and the
+invariants.
 """
 
 from __future__ import annotations
