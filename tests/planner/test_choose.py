@@ -283,6 +283,20 @@ def test_a_softmax_of_batched_products_is_attention_and_a_softplus_is_not(dtype)
         assert any("plain attention takes" in note for note in notes) == (activation is not jax.nn.softplus)
 
 
+def test_layers_that_print_are_planned_under_remat():
+    def loss(params, x, y):
+        for layer in params:
+            jax.debug.print("{}", x[0, 0])
+            x = layer_of(layer, x)
+        return jnp.mean((x - y) ** 2)
+
+    def step(params, x, y):
+        return mpmd.value_and_grad(loss)(params, x, y)
+
+    args = params_of(4), *batch()
+    assert mpmd.plan(step, *args, cluster=CLUSTER, groups=2, remat=True, simulate=1).best.candidate.remat
+
+
 @pytest.mark.usual("H100")
 @pytest.mark.parametrize("kind", ["H100", "TPU-V6E"])
 def test_groups_that_need_more_memory_than_jax_takes_get_it(kind, monkeypatch):
