@@ -105,7 +105,8 @@ class Choice(ShownAsText):
         On a cluster of several kinds of devices they have the kind of each group, too. If a group of GPUs
         needs more of their memory than the three quarters that JAX takes by default, ``runtime_env`` sets
         ``XLA_PYTHON_CLIENT_MEM_FRACTION`` in their processes, to all but ``memory_margin``, unless this
-        process's environment has it, as the user's choice. A ``runtime_env`` of your own takes its place in
+        process's environment has it, as the user's choice; groups on other nodes follow the environment of
+        Ray there. A ``runtime_env`` of your own takes its place in
         ``mpmd.launch(**{**choice.launch, "runtime_env": ...})``.
         """
         submeshes = self.candidate.submeshes

@@ -1,6 +1,7 @@
 """``mpmd.plan``: what it chooses computes what plain JAX computes, and says what it costs."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -266,6 +267,34 @@ def test_plain_attention_that_takes_long_is_noted(is_kernel):
     cluster = dataclasses.replace(CLUSTER, flash_attention=is_kernel)
     notes = mpmd.plan(step, *arguments, cluster=cluster).notes
     assert any("plain attention takes" in note for note in notes) != is_kernel
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_softmax_of_batched_products_is_attention_and_a_softplus_is_not(dtype):
+    def masked(scores):
+        return jax.nn.softmax(scores, where=jnp.tri(*scores.shape[1:], dtype=bool))
+
+    def step(activation, weights, x):
+        return activation(jnp.einsum("ebd,edf->ebf", x, weights))
+
+    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((4, 8, 64), (4, 64, 8))]
+    for activation in (jax.nn.softmax, masked, jax.nn.softplus):
+        notes = mpmd.plan(functools.partial(step, activation), *arguments, cluster=CLUSTER).notes
+        assert any("plain attention takes" in note for note in notes) == (activation is not jax.nn.softplus)
+
+
+def test_layers_that_print_are_planned_under_remat():
+    def loss(params, x, y):
+        for layer in params:
+            jax.debug.print("{}", x[0, 0])
+            x = layer_of(layer, x)
+        return jnp.mean((x - y) ** 2)
+
+    def step(params, x, y):
+        return mpmd.value_and_grad(loss)(params, x, y)
+
+    args = params_of(4), *batch()
+    assert mpmd.plan(step, *args, cluster=CLUSTER, groups=2, remat=True, simulate=1).best.candidate.remat
 
 
 @pytest.mark.usual("H100")

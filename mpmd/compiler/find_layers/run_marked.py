@@ -26,6 +26,7 @@ from mpmd.compiler.jaxprs.equations import (
     make_jaxpr,
     needed_eqns,
     operands,
+    shape_of,
     variables,
 )
 from mpmd.compiler.jaxprs.scans import Scan
@@ -164,7 +165,7 @@ def _structure(jaxpr: Jaxpr) -> Iterator[Hashable]:
         if isinstance(value, Var):
             return numbers.setdefault(value, len(numbers)), value.aval
         if isinstance(value, Literal):
-            return value.aval, str(value.val)
+            return value.aval, id(value.val) if shape_of(value) else str(value.val)
         try:
             hash(value)
         except TypeError:

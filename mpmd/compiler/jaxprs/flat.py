@@ -78,6 +78,7 @@ class FlatEquations:
     _numbers: dict[Var, Value] = dataclasses.field(default_factory=dict)
 
     def value(self, var: Var) -> Value:
+        """Finds variables outside of bodies alone: a variable in a body has a value for each call of it."""
         return self._number(var, self._numbers)
 
     def add(self, eqns: Iterable[JaxprEqn]) -> list[Operation]:

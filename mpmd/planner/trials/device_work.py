@@ -239,9 +239,11 @@ class _Equations:
         if kernel is not None:
             computed *= kernel.factor
             nbytes *= kernel.bytes_factor
-        dimensions = sharded(eqn.outvars[0], self._known)
-        parts = [math.prod(self._mesh[axis] for axis in axes_of) for axes_of in dimensions]
-        kind = product_kind(eqn, parts, kernel is not None) if computed else None
+        kind = None
+        if computed:  # a callback, which computes nothing, may have no result
+            dimensions = sharded(eqn.outvars[0], self._known)
+            parts = [math.prod(self._mesh[axis] for axis in axes_of) for axes_of in dimensions]
+            kind = product_kind(eqn, parts, kernel is not None)
         return DeviceWork(
             operations=computed,
             nbytes=nbytes,
