@@ -122,7 +122,7 @@ def test_a_tree_of_a_thousand_levels_of_keys(copy):
     entry = tree["tree_metadata"]["('weight',)"]
     entry["key_metadata"] = [{"key": "a", "key_type": 2}] * 1000
     replace(copy, "_METADATA", json.dumps(tree))
-    refused(copy, "_METADATA")
+    refused(copy, "_METADATA|cannot read a.a.a")  # the second where Python recurses as deep as it has memory
 
 
 def test_keys_that_leave_the_directory(copy):
