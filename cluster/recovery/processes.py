@@ -126,6 +126,9 @@ class Processes:
           limits: how long a called process may be in one task meanwhile.
         """
         waiting = list(calls)
+        for number in {*calls.values()}:
+            # The ping of an earlier wait may stand behind a call that was given up: Ray delivers in order.
+            self._processes[number].forget_ping()
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_SECONDS, fetch_local=False)
             if self.stop.is_set() or not is_wanted():

@@ -50,6 +50,10 @@ class Process:
         is_recent = now - since <= liveness.PING_SECONDS  # the wait that has pinged may have ended long ago
         return f"is stuck: it is {doing}" if is_recent and limits.exclude(doing) else None
 
+    def forget_ping(self) -> None:
+        """The wait that has pinged is over: how long another wait may take counts from its own pings."""
+        self._ping = None
+
     def answers(self, timeout: float) -> bool:
         return has_succeeded(self.actor.health.remote(), timeout)
 

@@ -247,3 +247,14 @@ def test_an_answer_that_nobody_has_read_for_long_does_not_tell_what_a_process_do
     process.actor.is_ready, now[0] = True, 3600.0
     assert process.loss(limits) is None
     assert process.loss(limits).startswith("is stuck: it is running bwd_1__3")
+
+
+def test_a_ping_of_an_earlier_wait_does_not_count_in_a_later_one(make, monkeypatch):
+    process, now = spares.Process(Actor(0, None)), [0.0]
+    monkeypatch.setattr(spares.time, "monotonic", lambda: now[0])
+    process.actor.is_ready = False
+    assert process.loss() is None
+    now[0] = 67.0
+    assert process.loss() == "has not answered for 67 s"
+    process.forget_ping()
+    assert process.loss() is None
