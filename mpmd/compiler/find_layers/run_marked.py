@@ -158,7 +158,11 @@ class MarkedRun:
 
 
 def _structure(jaxpr: Jaxpr) -> Iterator[Hashable]:
-    """Yields all of a jaxpr but the identity of its variables."""
+    """Yields all of a jaxpr but the identity of its variables.
+
+    Layers with equal structures also have equal lines and rules of differentiation, of which executables know
+    nothing (``lower/fingerprint.py``).
+    """
     numbers: dict[Var, int] = {}
 
     def of(value: Any) -> Hashable:
