@@ -144,10 +144,17 @@ class MarkedRun:
     ) -> None:
         read = free_variables(eqns)
         jaxpr = make_jaxpr(read, eqns, results)
-        run = under_remat(closed(jaxpr), options)
-        if is_planned():  # JAX differentiates a function under ``jit`` once for all layers that are equal
-            run = self._runs.setdefault((options, *_structure(jaxpr)), jax.jit(run))
+        run = self._function(jaxpr, options)
         self._values.update(zip(results, run(*self._read(read)), strict=True))
+
+    def _function(self, jaxpr: Jaxpr, options: RematOptions | None) -> Callable:
+        """While a step is planned, a ``jit`` of all equal layers, which JAX differentiates once."""
+        if not is_planned():
+            return under_remat(closed(jaxpr), options)
+        key = options, *_structure(jaxpr)
+        if key not in self._runs:
+            self._runs[key] = jax.jit(under_remat(closed(jaxpr), options))
+        return self._runs[key]
 
     def _read(self, atoms: Sequence[Atom]) -> list[Any]:
         missing = [var for var in variables(atoms) if var not in self._values]

@@ -103,7 +103,7 @@ def as_partial_sums(
         old: PartialSum(Var(aval_of(first.partial[new].var)), first.partial[new].axes)
         for old, new in pairs.items()
     }
-    second = _Walk(eqns, dimensions, candidates, maker, old_partial)
+    second = _Walk(eqns, dimensions, candidates, maker, old_partial) if pairs else first
     if any(second.partial[new].axes != old_partial[old].axes for old, new in pairs.items()):
         return as_partial_sums(eqns, dimensions, _without(targets, set(carry.values())), {}, read, maker)
     partial = {var: second.partial[var] for var in targets if var in second.partial and var not in read_whole}
