@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -11,6 +12,7 @@ import numpy as np
 from mpmd.validation import Fault, number_fault, shown
 
 Amount = TypeVar("Amount", float, np.ndarray)
+Amounts = TypeVar("Amounts", bound=tuple[Any, ...])
 
 ProductKind = Literal["product", "batched_product", "convolution"]
 """Matrix products, such products along further dimensions that both operands have, and convolutions."""
@@ -60,15 +62,13 @@ class ProductWork(NamedTuple):
         return ProductWork(count * self.operations, count * self.kernels)
 
 
-def added(some: Mapping[str, ProductWork], others: Mapping[str, ProductWork]) -> dict[str, ProductWork]:
-    nothing = ProductWork(0.0, 0.0)
-    names = dict.fromkeys([*some, *others])
-    return {
-        name: ProductWork(
-            *(a + b for a, b in zip(some.get(name, nothing), others.get(name, nothing), strict=True))
-        )
-        for name in names
-    }
+def added(some: Mapping[str, Amounts], others: Mapping[str, Amounts]) -> dict[str, Amounts]:
+    """The sums of named tuples of numbers, by name."""
+    sums = dict(some)
+    for name, amounts in others.items():
+        before = sums.get(name)
+        sums[name] = amounts if before is None else type(amounts)(*map(operator.add, before, amounts))
+    return sums
 
 
 def collective_name(kind: CollectiveKind, size: int) -> str:

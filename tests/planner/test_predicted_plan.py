@@ -53,7 +53,7 @@ def work_of(fun, specs, mesh, shapes=((8, 16), (16, 64), (64, 16))):
     avals = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     inputs = [dimensions_of(spec, len(shape)) for spec, shape in zip(specs, shapes, strict=True)]
     jaxpr, _ = canonical(jax.make_jaxpr(fun)(*avals))
-    return device_work(jaxpr, inputs, mesh)
+    return device_work(jaxpr, inputs, mesh)[0]
 
 
 def test_columns_and_rows_of_weights_are_summed_once():

@@ -1,6 +1,6 @@
 """Follows through equations along which mesh axes the dimensions of values are sharded.
 
-It is a guess at what XLA's partitioner will do, in the direction of the computation only. The pass ``shard``
+It is a guess at what XLA's partitioner will do, in the direction of the computation. The pass ``shard``
 uses the guess to keep rows sharded, gather weights and cut sums, and the planner to predict; so a wrong guess
 costs time and changes no result. The table of rules maps dimensions of operands to dimensions of results; a
 dimension without a rule is taken to stay in its place.
@@ -16,7 +16,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
-from mpmd.compiler.jaxprs.equations import Atom, aval_of
+from mpmd.compiler.jaxprs.cost import is_elementwise
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands
 from mpmd.compiler.jaxprs.rules import likely_dimensions, reshaped
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.plan import Spec
@@ -66,19 +67,55 @@ def follow(
     """
     dimensions_by_var = dict(known)
     for eqn in eqns:
-        operands = [sharded(atom, dimensions_by_var) for atom in eqn.invars]
-        if any(map(any, operands)) or eqn.primitive.name == "sharding_constraint":
+        read = [sharded(atom, dimensions_by_var) for atom in eqn.invars]
+        if any(map(any, read)) or eqn.primitive.name == "sharding_constraint":
             results: Sequence[ShardedDimensions]
             if eqn.primitive.name == "sharding_constraint":
-                results = [_without_twice(_constrained(eqn, operands[0]))]
+                results = [_without_twice(_constrained(eqn, read[0]))]
             elif eqn.primitive.name == "reshape" and eqn.outvars[0] in whole:
-                results = [_cut_into_microbatches(eqn, operands[0], mesh, whole[eqn.outvars[0]])]
+                results = [_cut_into_microbatches(eqn, read[0], mesh, whole[eqn.outvars[0]])]
             else:
-                results = _results(eqn, operands, mesh)
+                results = _results(eqn, read, mesh)
             for var, dimensions in zip(eqn.outvars, results, strict=True):
                 if any(dimensions):
                     dimensions_by_var[var] = dimensions
     return dimensions_by_var
+
+
+def follow_back(
+    eqns: Sequence[JaxprEqn],
+    known: Mapping[Var, ShardedDimensions],
+    fixed: Collection[Var] = frozenset(),
+) -> dict[Var, ShardedDimensions]:
+    """Extends known shardings from results of elementwise equations and transpositions to their operands.
+
+    So gradients are sharded like the accumulators to which they are added, and terms of a sum like one
+    another.
+
+    Args:
+      fixed: operands whose shardings stay as they are.
+    """
+    extended = dict(known)
+    for eqn in reversed(eqns):
+        of_result = extended.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        if of_result is None or not (is_elementwise(eqn) or eqn.primitive.name == "transpose"):
+            continue
+        if eqn.primitive.name == "transpose":
+            permutation = eqn.params["permutation"]
+            of_result = tuple(of_result[permutation.index(d)] for d in range(len(of_result)))
+        for atom in operands(eqn):
+            if atom not in fixed and len(aval_of(atom).shape) == len(of_result):
+                extended[atom] = _completed(sharded(atom, extended), of_result)
+    return extended
+
+
+def _completed(dimensions: ShardedDimensions, others: ShardedDimensions) -> ShardedDimensions:
+    """Adds to each dimension the axes of another sharding that shard no dimension of the value yet."""
+    known = axes_in(dimensions)
+    return tuple(
+        axes or tuple(axis for axis in other if axis not in known)
+        for axes, other in zip(dimensions, others, strict=True)
+    )
 
 
 def follow_inside(

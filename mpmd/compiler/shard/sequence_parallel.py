@@ -23,7 +23,6 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from mpmd.compiler.graph import TaskGraph, stage_work
-from mpmd.compiler.jaxprs.cost import is_elementwise
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
@@ -37,6 +36,7 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
     ShardedDimensions,
     axes_in,
     follow,
+    follow_back,
     follow_inside,
     sharded,
 )
@@ -106,7 +106,7 @@ class _ConstraintWriter:
     def followed(self, eqns: Sequence[JaxprEqn], known: Known) -> Known:
         """The facts, followed through equations in both directions."""
         for _ in range(_ROUNDS):
-            known = _with_addends(eqns, follow(eqns, known, self._mesh))
+            known = follow_back(eqns, follow(eqns, known, self._mesh))
         return known
 
     def rewritten(self, eqns: Sequence[JaxprEqn], known: Known) -> list[JaxprEqn]:
@@ -178,32 +178,3 @@ class _ConstraintWriter:
             constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
             (self._constraints[key],), _ = traced_eqns(lambda x: [constrain(x)], [var])
         return self._constraints[key].replace(invars=[var], outvars=[result])
-
-
-def _with_addends(eqns: Sequence[JaxprEqn], known: Known) -> Known:
-    """Extends known shardings from results of elementwise equations and transpositions to their operands.
-
-    So gradients are sharded like the accumulators to which they are added, and terms of a sum like one
-    another.
-    """
-    extended = dict(known)
-    for eqn in reversed(eqns):
-        of_result = extended.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
-        if of_result is None or not (is_elementwise(eqn) or eqn.primitive.name == "transpose"):
-            continue
-        if eqn.primitive.name == "transpose":
-            permutation = eqn.params["permutation"]
-            of_result = tuple(of_result[permutation.index(d)] for d in range(len(of_result)))
-        for atom in operands(eqn):
-            if len(aval_of(atom).shape) == len(of_result):
-                extended[atom] = _completed(sharded(atom, extended), of_result)
-    return extended
-
-
-def _completed(dimensions: ShardedDimensions, others: ShardedDimensions) -> ShardedDimensions:
-    """Adds to each dimension the axes of another sharding that shard no dimension of the value yet."""
-    known = axes_in(dimensions)
-    return tuple(
-        axes or tuple(axis for axis in other if axis not in known)
-        for axes, other in zip(dimensions, others, strict=True)
-    )

@@ -16,7 +16,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core.primitives import scan_p
 
-from mpmd.compiler.jaxprs.cost import is_elementwise, is_fused
+from mpmd.compiler.jaxprs.cost import is_fused
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
@@ -33,6 +33,7 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
     ShardedDimensions,
     axes_in,
     follow,
+    follow_back,
     follow_inside,
     sharded,
 )
@@ -53,8 +54,8 @@ def device_work(
     flash_attention: bool = False,
     around: Around = NOTHING_AROUND,
     residuals: Collection[Var] = (),
-) -> DeviceWork:
-    """Estimates the work of each device for a jaxpr.
+) -> tuple[DeviceWork, list[ShardedDimensions]]:
+    """Estimates the work of each device for a jaxpr. Also returns the shardings of results, as followed.
 
     Args:
       inputs: the sharding of the jaxpr's inputs.
@@ -66,9 +67,9 @@ def device_work(
       residuals: inputs and results that the equations of a kernel keep, but the kernel itself does not.
     """
     eqns = without_remat(jaxpr.eqns)
-    known = dict(zip(jaxpr.invars, inputs, strict=True))
+    followed = follow(eqns, dict(zip(jaxpr.invars, inputs, strict=True)), mesh)
     constants = _constants(eqns, free_inputs)
-    known = _with_constants(eqns, constants, follow(eqns, known, mesh))
+    known = _with_constants(eqns, constants, followed)
     for atom, required in zip(jaxpr.outvars, outputs or (), strict=False):
         if isinstance(atom, Var) and required is not None and not any(sharded(atom, known)):
             known[atom] = required
@@ -78,7 +79,7 @@ def device_work(
     for atom, required in zip(jaxpr.outvars, outputs or (), strict=False):
         if isinstance(atom, Var) and required is not None and atom not in residuals:
             work += _gathering(atom, sharded(atom, known), required, mesh)
-    return work
+    return work, [sharded(atom, followed) for atom in jaxpr.outvars]
 
 
 def _constants(eqns: Sequence[JaxprEqn], known: Collection[Var]) -> set[Var]:
@@ -121,19 +122,8 @@ def _with_addends(
     """
     readers = collections.Counter(atom for eqn in eqns for atom in set(operands(eqn)))
     readers.update(atom for atom in jaxpr.outvars if isinstance(atom, Var))
-    fixed = {*jaxpr.invars, *(atom for atom, count in readers.items() if count > 1)}
-    extended = dict(known)
-    for eqn in reversed(eqns):
-        of_result = extended.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
-        if of_result is None or not (is_elementwise(eqn) or eqn.primitive.name == "transpose"):
-            continue
-        if eqn.primitive.name == "transpose":
-            permutation = eqn.params["permutation"]
-            of_result = tuple(of_result[permutation.index(d)] for d in range(len(of_result)))
-        for atom in operands(eqn):
-            if atom not in fixed and atom not in extended and len(aval_of(atom).shape) == len(of_result):
-                extended[atom] = of_result
-    return extended
+    several = (atom for atom, count in readers.items() if count > 1)
+    return follow_back(eqns, known, {*known, *jaxpr.invars, *several})
 
 
 def _gathering(
@@ -196,8 +186,12 @@ class _Equations:
     def work(self) -> DeviceWork:
         works = [*map(self._of, self._eqns, self._fusions.reads, self._arounds)]
         most = self._fusions.most_held(self._kept, self._bytes, (work.temporaries for work in works))
+        of_eqns = [
+            (eqn, [atom if isinstance(atom, Var) else None for atom in eqn.invars], eqn.outvars, 1)
+            for eqn in self._eqns
+        ]
         merged = {
-            axis: self._merged(axis, self._summed.get(axis, ()), self._scattered.get(axis, ()))
+            axis: merged_sums(of_eqns, self._crossing(axis), self._kept)
             for axis in {**self._summed, **self._scattered}
         }
         saved = DeviceWork(
@@ -205,15 +199,11 @@ class _Equations:
         )
         return dataclasses.replace(sum(works, saved), temporaries=most)
 
-    def _merged(self, axis: str, summed: Collection[Var], scattered: Collection[Var]) -> AllReduces:
-        """The savings of merging the all-reduces of values along an axis, or sums that are scattered."""
-        operations = [
-            (eqn, [atom if isinstance(atom, Var) else None for atom in eqn.invars], eqn.outvars, 1)
-            for eqn in self._eqns
-        ]
-        of_axis = {var: AllReduces(self._bytes(var), 1.0) for var in summed}
-        of_axis |= {var: self._moving(var, axis, 0.5) for var in scattered}
-        return merged_sums(operations, of_axis, self._kept)
+    def _crossing(self, axis: str) -> dict[Var, AllReduces]:
+        """The values that are summed along an axis, or scattered, with their all-reduces."""
+        summed, scattered = self._summed.get(axis, ()), self._scattered.get(axis, ())
+        whole = {var: AllReduces(self._bytes(var), 1.0) for var in summed}
+        return whole | {var: self._moving(var, axis, 0.5) for var in scattered}
 
     def _of(self, eqn: JaxprEqn, read: frozenset[Var], around: Around) -> DeviceWork:
         if bodies := subjaxprs(eqn):
@@ -317,9 +307,10 @@ class _Equations:
     def _of_body(
         self, body: Jaxpr, inside: Sequence[ShardedDimensions], around: Around, **known: Any
     ) -> DeviceWork:
-        return device_work(
+        work, _ = device_work(
             body, inside, self._mesh, flash_attention=self._flash_attention, around=around, **known
         )
+        return work
 
     def _of_scan(self, eqn: JaxprEqn, shardings: Sequence[ShardedDimensions], around: Around) -> DeviceWork:
         positions = Scan.of(eqn)

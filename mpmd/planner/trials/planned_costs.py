@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -23,12 +24,13 @@ from mpmd.planner.hardware import Hardware, accesses_to_add, seconds_by_part
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.shared_cores import time_alone
 from mpmd.planner.submesh import INNERMOST_FIRST
+from mpmd.planner.trials.predicted_plan import PredictedPlan
 from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.simulate import Link, MessageBytes
 
 
 def task_seconds(
-    plan: Plan, work: Mapping[str, DeviceWork], cluster: AnyCluster, device_ranges: Sequence[DeviceRange]
+    predicted: PredictedPlan, cluster: AnyCluster, device_ranges: Sequence[DeviceRange]
 ) -> dict[tuple[int, str], float]:
     """The seconds of each executable on each group that runs it, while no other group computes.
 
@@ -37,13 +39,13 @@ def task_seconds(
     return {
         (mpmd_idx, executable.name): time_alone(cluster, device_range.num_devices)
         * (
-            _computing(work[executable.name], pool)
-            + all_reduce_seconds(work[executable.name], pool, device_range)
+            _computing(predicted.work[executable.name], pool)
+            + all_reduce_seconds(predicted.work[executable.name], pool, device_range)
             + pool.task_overhead
         )
         for mpmd_idx, device_range in enumerate(device_ranges)
         for pool in [cluster.pool(device_range.submesh.pool)]
-        for executable in plan.executables_of(mpmd_idx)
+        for executable in predicted.plan.executables_of(mpmd_idx)
     }
 
 
@@ -76,18 +78,22 @@ def all_reduce_seconds(work: DeviceWork, pool: Hardware, device_range: DeviceRan
 
 
 def longest_all_reduces(
-    plan: Plan, work: Mapping[str, DeviceWork], cluster: AnyCluster, device_ranges: Sequence[DeviceRange]
+    predicted: PredictedPlan,
+    seconds: Mapping[tuple[int, str], float],
+    cluster: AnyCluster,
+    device_ranges: Sequence[DeviceRange],
 ) -> float:
     """The seconds of a step that go into all-reduces, in the group that works longest."""
-    seconds = task_seconds(plan, work, cluster, device_ranges)
     of_groups = []
-    for group, program in enumerate(plan.programs):
-        names = [run.executable for run in program.runs]
+    for group, program in enumerate(predicted.plan.programs):
+        runs = collections.Counter(run.executable for run in program.runs)
         pool = cluster.pool(device_ranges[group].submesh.pool)
-        busy = sum(seconds[group, name] for name in names)
-        of_groups.append(
-            (busy, sum(all_reduce_seconds(work[name], pool, device_ranges[group]) for name in names))
+        busy = sum(count * seconds[group, name] for name, count in runs.items())
+        reducing = sum(
+            count * all_reduce_seconds(predicted.work[name], pool, device_ranges[group])
+            for name, count in runs.items()
         )
+        of_groups.append((busy, reducing))
     return max(of_groups)[1]
 
 

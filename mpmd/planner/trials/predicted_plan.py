@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jax.extend.core import Jaxpr, Var
 
-from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, dimensions_of, follow, sharded
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, dimensions_of
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Aval, Executable, Plan, Spec
 from mpmd.ir.specs import fitting, num_shards
@@ -94,7 +94,7 @@ class _Predictions:
             for spec, aval in zip(executable.out_specs, executable.outputs, strict=True)
         ]
         residuals = self.residuals(variant)
-        work = device_work(
+        work, results = device_work(
             jaxpr,
             operands,
             mesh,
@@ -103,7 +103,6 @@ class _Predictions:
             residuals=_variables(jaxpr, residuals),
         )
         executable = without_residuals(executable, residuals)
-        results = _results(jaxpr, operands, mesh)
         out_specs = tuple(
             fitting(as_spec(followed), aval.shape, mesh) if known is None else known
             for known, followed, aval in zip(executable.out_specs, results, executable.outputs, strict=True)
@@ -125,13 +124,6 @@ def _variables(jaxpr: Jaxpr, positions: Positions) -> set[Var]:
 
 def _fitting(spec: Spec, aval: Aval, mesh: Mapping[str, int]) -> ShardedDimensions:
     return dimensions_of(fitting(spec, aval.shape, mesh), len(aval.shape))
-
-
-def _results(
-    jaxpr: Jaxpr, operands: list[ShardedDimensions], mesh: Mapping[str, int]
-) -> list[ShardedDimensions]:
-    known = follow(jaxpr.eqns, dict(zip(jaxpr.invars, operands, strict=True)), mesh)
-    return [sharded(atom, known) for atom in jaxpr.outvars]
 
 
 def _bytes(aval: Aval, spec: Spec, mesh: Mapping[str, int]) -> int:

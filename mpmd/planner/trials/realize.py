@@ -21,7 +21,6 @@ from mpmd.planner.shared_cores import (
     groups_at_once,
     time_alone,
 )
-from mpmd.planner.trials.loop_weights import weights_before_loops
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_all_reduces, message_bytes, task_seconds
 from mpmd.planner.trials.predict import predict
@@ -93,8 +92,8 @@ def submeshes_of(candidate: Candidate) -> list[dict[str, int]]:
 def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> Realized:
     device_ranges = device_ranges_of(candidate.submeshes)
     predicted = predicted_plan(step.compiled.program, cluster.flash_attention)
-    seconds = task_seconds(predicted.plan, predicted.work, cluster, device_ranges)
-    reducing = longest_all_reduces(predicted.plan, predicted.work, cluster, device_ranges)
+    seconds = task_seconds(predicted, cluster, device_ranges)
+    reducing = longest_all_reduces(predicted, seconds, cluster, device_ranges)
     return _realized(step, predicted.plan, seconds, cluster, device_ranges, "simulation", reducing)
 
 
@@ -150,7 +149,6 @@ def _realized(
         source,
         reducing,
         holding=cluster.holding,
-        computed_weights=weights_before_loops(compiled.program, updated),
         capacities=[cluster.pool(device_range.submesh.pool).memory for device_range in device_ranges],
     )
     return Realized(step, plan, costs, prediction, sent)

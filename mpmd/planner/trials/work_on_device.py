@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from mpmd.planner.all_reduces import NO_ALL_REDUCES, AllReduces
+from mpmd.planner.all_reduces import AllReduces
 from mpmd.planner.curves import ProductWork, added
 
 
@@ -39,12 +39,7 @@ class DeviceWork:
             self.operations + other.operations,
             self.nbytes + other.nbytes,
             self.nbytes_beside + other.nbytes_beside,
-            {
-                axis: self.all_reduces.get(axis, NO_ALL_REDUCES).plus(
-                    other.all_reduces.get(axis, NO_ALL_REDUCES)
-                )
-                for axis in sorted({*self.all_reduces, *other.all_reduces})
-            },
+            added(self.all_reduces, other.all_reduces),
             max(self.temporaries, other.temporaries),
             self.kernels + other.kernels,
             added(self.products, other.products),
