@@ -14,7 +14,10 @@ from mpmd.compiler.jaxprs.kernels import kernel_of
 _NOTES = {
     "while": "a while loop counts as one iteration",
     "pallas_call": "a pallas_call counts as its equations, which devices do not share: mpmd.cost says more",
-    "ragged_dot_general": "each row of a ragged product counts once, while CPUs compute it with each group",
+    "ragged_dot_general": (
+        "each row of a ragged product counts once, while CPUs compute it with each group; experts are not "
+        "divided by an all-to-all (expert parallelism), which XLA does not make of such products"
+    ),
 }
 
 
