@@ -58,8 +58,8 @@ MAY_IMPORT = {
     "mpmd.validation",
     "mpmd.planner.submesh": "mpmd.planner.layer_profile",
     "mpmd.planner.expected_errors": "",
-    "mpmd.planner.candidate": "mpmd.language mpmd.planner.expected_errors mpmd.planner.submesh "
-    "mpmd.schedules",
+    "mpmd.planner.candidate": "mpmd.language mpmd.planner.expected_errors mpmd.planner.pools "
+    "mpmd.planner.submesh mpmd.schedules",
     "mpmd.planner.constraints": "mpmd.language mpmd.planner.layer_profile mpmd.schedules mpmd.validation",
     "mpmd.planner.collectives": "mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools "
     "mpmd.planner.submesh mpmd.simulate",

@@ -17,8 +17,9 @@ from benchmarks.published.gpus import steps_of_gpus
 from benchmarks.published.predict import Predictor, candidate_of
 from benchmarks.published.tpus import steps_of_tpus
 from benchmarks.published.vtrain import read
-from mpmd.planner.expected_errors import EXPECTED_ERRORS
-from mpmd.planner.reasons import TimedCandidate, in_order
+from mpmd.planner.candidate import Memory, Prediction
+from mpmd.planner.candidate import Row as Way
+from mpmd.planner.reasons import in_order
 
 ENOUGH = 10
 MISS, CHOSEN, WORST = 0.10, 1.05, 1.25
@@ -76,16 +77,16 @@ def chosen_over_best(ratios: Mapping[Fact, float]) -> list[float]:
 
 
 def _chosen(ways: Sequence[Fact], ratios: Mapping[Fact, float]) -> Fact:
-    options = [
-        TimedCandidate(
+    memory = Memory(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    rows = [
+        Way(
             candidate_of(fact, fact.microbatch, remat=False),
-            ratios[fact] * fact.seconds,
-            EXPECTED_ERRORS["formula"],
-            fact.pipeline * fact.batch / (fact.data * fact.microbatch),
+            Prediction(ratios[fact] * fact.seconds, 0.0, 0.0, memory, (), "formula"),
         )
         for fact in ways
     ]
-    return ways[in_order(options)[0]]
+    tasks = [fact.pipeline * fact.batch / (fact.data * fact.microbatch) for fact in ways]
+    return ways[in_order(rows, tasks)[0]]
 
 
 def _summary(ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> Rows:

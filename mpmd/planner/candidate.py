@@ -6,6 +6,7 @@ import dataclasses
 
 from mpmd.language.remat import Remat
 from mpmd.planner.expected_errors import EXPECTED_ERRORS
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule, Seq1F1B
 
@@ -147,11 +148,6 @@ class Prediction:
         """Expected relative error of ``seconds`` by their source, e.g. 0.07 for a formula."""
         return EXPECTED_ERRORS[self.source]
 
-    def scaled(self, factor: float) -> Prediction:
-        """The prediction with all times multiplied."""
-        seconds = tuple(factor * of_stage for of_stage in self.stage_seconds)
-        return dataclasses.replace(self, seconds=factor * self.seconds, stage_seconds=seconds)
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -161,3 +157,16 @@ class Row:
     prediction: Prediction
     label: str = ""
     reason: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time of a step."""
+        return self.prediction.seconds
+
+    def capacity(self, cluster: AnyCluster) -> float:
+        """The bytes of a device of the group that needs most."""
+        return cluster.pool(self.candidate.submeshes[self.prediction.memory.group].pool).memory
+
+    def missing_bytes(self, cluster: AnyCluster) -> float:
+        """The bytes that a device lacks in the group that needs most; at most 0 for a candidate that fits."""
+        return self.prediction.memory.total - self.capacity(cluster)

@@ -236,9 +236,8 @@ class Choice(ShownAsText):
 
     def _needed(self, row: Row) -> float:
         """The memory that a row may need at most, over the memory that its devices have for it."""
-        memory = row.prediction.memory
-        pool = self.cluster.pool(row.candidate.submeshes[memory.group].pool)
-        return (1 + MEMORY_ERROR) * memory.total / (pool.memory * (1 - self.memory_margin))
+        capacity = row.capacity(self.cluster) * (1 - self.memory_margin)
+        return (1 + MEMORY_ERROR) * row.prediction.memory.total / capacity
 
     def _memory_notes(self) -> Iterator[str]:
         if self._needed(self.best) <= 1:

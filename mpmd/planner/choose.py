@@ -20,11 +20,11 @@ from mpmd.planner.reasons import StepDoesNotFit, shortage, slower_because
 from mpmd.planner.rerank import PlanningLimits, Ranking, rerank
 from mpmd.planner.search.attention_note import attention_note
 from mpmd.planner.search.multi_loop import loops_as_written, search_loops
-from mpmd.planner.search.unsliced import advice_on_slices
 from mpmd.planner.trials.realize import decisions_of
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.schedules import Schedule
 from mpmd.step.jit import MpmdFunction
+from mpmd.util.garbage import without_garbage_collection
 from mpmd.util.tables import human_bytes
 from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fault, raise_faults, type_fault
 
@@ -32,6 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 @api_boundary
+@without_garbage_collection()
 def plan(
     step: Callable,
     *args: Any,
@@ -92,11 +93,12 @@ def plan(
       kwarg_shardings: the same for arguments that are passed by name, by name.
       static_argnums, static_argnames: as in ``mpmd.jit``.
       donate_argnums: the arguments that the step may take over; by default the arguments that it returns
-      updated. simulate: the number of candidates that are planned and simulated, at least ``measure``: the
-      fastest by
-        the formulas, the simplest that may be as fast, the fastest of each other kind, such as one group,
-        equal groups or groups that differ, and the next ones. By default five at most, and only candidates
-        that would be chosen by their time by the formulas. More are planned only until one fits.
+      updated.
+      simulate: the number of candidates that are planned and simulated, at least ``measure``: the simplest
+        that by the formulas may be as fast as the fastest, the fastest, the fastest of each other kind, such
+        as one group, equal groups or groups that differ, and the next ones. By default five at most, and
+        only candidates that would be chosen by their time by the formulas. More are planned only until one
+        fits.
       seconds: the time after which no further candidate is planned once one fits. By default no clock
         decides, so that the answer does not depend on the machine.
       measure: the number of the best candidates whose tasks are compiled and run, without a pipeline, on the
@@ -175,9 +177,7 @@ def _search(trials: Trials, constraints: Constraints, share: float) -> tuple[Row
     written = loops_as_written(profiles, cluster, trials.written_schedules, constraints)
     if written is None or rows[0].candidate == written.candidate:
         return rows
-    reason = shortage(written, cluster) or slower_because(
-        written.candidate, written.prediction, rows[0].candidate, rows[0].prediction
-    )
+    reason = shortage(written, cluster) or slower_because(written, rows[0])
     others = [row for row in rows[1:] if row.label or row.candidate != written.candidate]
     return rows[0], dataclasses.replace(written, reason=reason), *others
 
@@ -196,20 +196,12 @@ def _choice(
         kwarg_shardings=kwarg_shardings,
         donate_argnums=trials.donate_argnums,
         memory_margin=memory_margin,
-        notes=(*ranking.notes, *trials.not_priced, *_advice(trials, ranking)),
+        notes=(*ranking.notes, *trials.not_priced, *attention_note(trials.profiles, trials.cluster.pools[0])),
         _step=step_spec.step,
         _static=step_spec.static,
         _realized=ranking.winner,
         _profiles=trials.profiles,
     )
-
-
-def _advice(trials: Trials, ranking: Ranking) -> list[str]:
-    """A note on plain attention, and one on slices for a step with one loop whose loss has none."""
-    notes = attention_note(trials.profiles, trials.cluster.pools[0])
-    if len(trials.profiles) == 1 and ranking.rows[0].candidate.schedule.slices == 1:
-        notes.append(advice_on_slices(trials.profiles[0], trials.cluster, ranking.rows))
-    return [*filter(None, notes)]
 
 
 def _faults(

@@ -110,8 +110,7 @@ class Layer:
       sequence_parallel: its division along ``model`` if values between tensor-parallel regions, such as norms
         and residuals, are divided, too; ``None`` where there are none.
       gathered: bytes of ``weights`` in the dtypes in which the layer reads them; ``None`` for the same bytes.
-      recomputations: by policy; without them, full rematerialisation keeps what enters and computes the
-        whole forward again.
+      recomputations: by policy but ``Remat.NONE``; all layers have the same policies.
     """
 
     name: str = dataclasses.field(compare=False)
@@ -130,8 +129,6 @@ class Layer:
     def recomputation(self, policy: Remat) -> Recomputation:
         if policy is Remat.NONE:
             return Recomputation(self.residuals, TaskWork(0.0, 0.0), reduced=0.0)
-        if policy is Remat.NOTHING_SAVEABLE and policy not in self.recomputations:
-            return Recomputation(min(self.entering, self.residuals), self.forward, reduced=1.0)
         return self.recomputations[policy]
 
 
@@ -147,8 +144,6 @@ class LayerProfile:
       are_stages: whether the user marked the stages, so that each layer is a stage.
       slices: the number of slices that the loss is a loop over, whose layers have the work of all slices; 1
         for a loss of whole microbatches.
-      length: the length of the sequences of integers, such as tokens, that a row of the batch has; 1 where it
-        has none.
       skips: values that go past layers, as source layer, target layer and bytes; values that go to the next
         layer are in its ``entering``.
       tied: layers that share weights, with the bytes; each of the layers counts them among its own.
@@ -177,7 +172,6 @@ class LayerProfile:
     specs: Mapping[Kind, Mapping[int, int]]
     decision_index: int | None = 0
     slices: int = 1
-    length: int = 1
     between: Kind | None = None
     attention: TaskWork = TaskWork(0.0, 0.0)
 
@@ -204,15 +198,9 @@ class LayerProfile:
 
         Each policy keeps fewer bytes than the policies before it.
         """
-        known = [
-            policy
-            for policy in Remat
-            if policy in (Remat.NONE, Remat.NOTHING_SAVEABLE)
-            or all(policy in layer.recomputations for layer in self.layers)
-        ]
-        costs = {policy: self._cost(policy) for policy in known}
+        costs = {policy: self._cost(policy) for policy in (Remat.NONE, *self.layers[0].recomputations)}
         worth: list[Remat] = []
-        for policy in sorted(known, key=lambda policy: costs[policy]):
+        for policy in sorted(costs, key=lambda policy: costs[policy]):
             if not worth or costs[policy][1] < costs[worth[-1]][1]:
                 worth.append(policy)
         return tuple(worth)

@@ -24,39 +24,23 @@ AS_FAST = 1.01
 """Steps whose times differ by less are as fast: no prediction is more exact."""
 
 
-class TimedCandidate(NamedTuple):
-    """A candidate with its time, from formulas, a plan or a measurement.
+def in_order(rows: Sequence[Row], sizes: Sequence[float]) -> list[int]:
+    """The positions of the rows that may be the fastest, the preferred one first, then the simplest.
 
-    Attributes:
-      seconds: seconds of a step.
-      expected_error: expected relative error of ``seconds``.
-      size: the number of the candidate's tasks and messages, in any unit.
-    """
-
-    candidate: Candidate
-    seconds: float
-    expected_error: float
-    size: float
-
-
-def in_order(options: Sequence[TimedCandidate]) -> list[int]:
-    """The positions of the options that may be the fastest, the preferred one first, then the simplest.
-
-    Among the simplest, an option with fewer tasks and messages precedes an option that is faster by less
-    than ``AS_FAST``: each task and message takes time that no prediction knows.
+    Among the simplest, a row with fewer tasks and messages precedes a row that is faster by less than
+    ``AS_FAST``: each task and message takes time that no prediction knows.
 
     Args:
-      options: at least one.
+      rows: at least one.
+      sizes: for each row, the number of the candidate's tasks and messages, in any unit.
     """
-    fastest = min(option.seconds for option in options)
-    equal = [
-        i for i, option in enumerate(options) if _is_within(option.seconds, option.expected_error, fastest)
-    ]
-    kinds = {i: complexity(options[i].candidate) for i in equal}
-    equal.sort(key=lambda i: (kinds[i], options[i].seconds))
+    fastest = min(rows, key=lambda row: row.seconds)
+    equal = [i for i, row in enumerate(rows) if may_be_as_fast(row, fastest)]
+    kinds = {i: complexity(rows[i].candidate) for i in equal}
+    equal.sort(key=lambda i: (kinds[i], rows[i].seconds))
     simplest = [i for i in equal if kinds[i] == kinds[equal[0]]]
-    limit = AS_FAST * options[simplest[0]].seconds
-    best = min((i for i in simplest if options[i].seconds <= limit), key=lambda i: options[i].size)
+    limit = AS_FAST * rows[simplest[0]].seconds
+    best = min((i for i in simplest if rows[i].seconds <= limit), key=lambda i: sizes[i])
     return [best, *(i for i in equal if i != best)]
 
 
@@ -94,12 +78,8 @@ def complexity(candidate: Candidate) -> Complexity:
     return Complexity(pipeline, unequal, unusual, shared, have_policies, candidate.sequence_parallel)
 
 
-def may_be_as_fast(prediction: Prediction, fastest: Prediction) -> bool:
-    return _is_within(prediction.seconds, prediction.expected_error, fastest.seconds)
-
-
-def _is_within(seconds: float, expected_error: float, fastest: float) -> bool:
-    return seconds * (1 - expected_error) <= fastest
+def may_be_as_fast(row: Row, fastest: Row) -> bool:
+    return row.seconds * (1 - row.prediction.expected_error) <= fastest.seconds
 
 
 def less_simple_because(candidate: Candidate, best: Candidate) -> str:
@@ -172,59 +152,49 @@ def ranked(rows: Iterable[Row], cluster: AnyCluster, most: int) -> tuple[Row, ..
         if row.label or is_first or sum(not other.label for other in kept) < most:
             reason = shortage(row, cluster)
             if kept and not reason:
-                reason = slower_because(row.candidate, row.prediction, best.candidate, best.prediction)
+                reason = slower_because(row, best)
             kept.append(dataclasses.replace(row, reason=reason))
     return tuple(kept)
 
 
-def missing_bytes(candidate: Candidate, prediction: Prediction, cluster: AnyCluster) -> float:
-    """The bytes that a device lacks in the group that needs most; at most 0 for a candidate that fits."""
-    return prediction.memory.total - _capacity(candidate, prediction, cluster)
-
-
 def memory_share(row: Row, cluster: AnyCluster) -> float:
     """Peak memory over the capacity of a device, in the group with the highest peak: 1.1 lacks a tenth."""
-    return row.prediction.memory.total / _capacity(row.candidate, row.prediction, cluster)
-
-
-def _capacity(candidate: Candidate, prediction: Prediction, cluster: AnyCluster) -> float:
-    return cluster.pool(candidate.submeshes[prediction.memory.group].pool).memory
+    return row.prediction.memory.total / row.capacity(cluster)
 
 
 def shortage(row: Row, cluster: AnyCluster) -> str:
     """The missing memory as text; empty for a candidate that fits."""
-    if missing_bytes(row.candidate, row.prediction, cluster) <= 0:
+    if row.missing_bytes(cluster) <= 0:
         return ""
     memory, parts = row.prediction.memory, row.prediction.memory.parts
     largest = max(parts, key=parts.__getitem__)
-    capacity = _capacity(row.candidate, row.prediction, cluster)
     return (
-        f"does not fit: needs {human_bytes(memory.total)} of {human_bytes(capacity)}, "
+        f"does not fit: needs {human_bytes(memory.total)} of {human_bytes(row.capacity(cluster))}, "
         f"{human_bytes(parts[largest])} for {largest}"
     )
 
 
-def slower_because(candidate: Candidate, prediction: Prediction, best: Candidate, of_best: Prediction) -> str:
+def slower_because(row: Row, best: Row) -> str:
     """The reason why a candidate is slower than the best: the largest factor of the ratio of their times.
 
     ``seconds = work / devices / share``, where the work is the seconds that devices compute, and the share
     is the part of the time in which they compute. In the rest of the time they wait or all-reduce.
     """
-    ratio = prediction.seconds / of_best.seconds if of_best.seconds else 1.0
-    less_simple = less_simple_because(candidate, best)
-    if less_simple and may_be_as_fast(prediction, of_best):
-        error = f"within the expected error of {prediction.expected_error:.0%}"
+    ratio = row.seconds / best.seconds if best.seconds else 1.0
+    less_simple = less_simple_because(row.candidate, best.candidate)
+    if less_simple and may_be_as_fast(row, best):
+        error = f"within the expected error of {row.prediction.expected_error:.0%}"
         return f"as fast, {ratio:.2f} times the best {error}; {less_simple}"
     if ratio < AS_FAST:
         return "as fast"
-    devices, devices_of_best = _num_devices(candidate), _num_devices(best)
-    share, share_of_best = _computing(prediction), _computing(of_best)
+    devices, devices_of_best = _num_devices(row.candidate), _num_devices(best.candidate)
+    share, share_of_best = _computing(row.prediction), _computing(best.prediction)
     factors = {
         f"only {devices} of {devices_of_best} devices compute": devices_of_best / devices,
-        _lost_text(prediction, of_best): share_of_best / share,
+        _lost_text(row.prediction, best.prediction): share_of_best / share,
     }
     work = ratio * (devices / devices_of_best) * (share / share_of_best)
-    factors[_work_text(work, candidate, best)] = work
+    factors[_work_text(work, row.candidate, best.candidate)] = work
     return f"{ratio:.2f} times the best: {max(factors, key=factors.__getitem__)}"
 
 

@@ -17,7 +17,6 @@ from mpmd.planner.pools import AnyCluster
 from mpmd.planner.reasons import (
     Complexity,
     StepDoesNotFit,
-    TimedCandidate,
     complexity,
     in_order,
     may_be_as_fast,
@@ -97,8 +96,8 @@ def rerank(
         except ValueError:  # so much less memory is too little by the formulas, too
             break
         tried, smaller = {one.row.candidate for one in planned}, cluster.with_memory(share)
-        rows = [row for row in rows if row.candidate not in tried]
-        rows = [row for row in rows if row.label or not shortage(row, smaller)]
+        untried = (row for row in rows if row.candidate not in tried)
+        rows = [row for row in untried if row.label or not shortage(row, smaller)]
         waiting = _plan_rows(rows, planned, realize, cluster, limits, most, end)
     while not _fitting(planned) and not all(shortage(row, cluster) for row in waiting):
         waiting = _plan_rows(waiting, planned, realize, cluster, limits, 1, end)
@@ -127,10 +126,6 @@ class _Planned:
     simulated: float = 0.0
 
     @property
-    def seconds(self) -> float:
-        return self.row.prediction.seconds
-
-    @property
     def is_measured(self) -> bool:
         return self.row.prediction.source == "measurement"
 
@@ -141,7 +136,7 @@ class _Planned:
 
 
 def _fitting(planned: Iterable[_Planned]) -> list[_Planned]:
-    return sorted((one for one in planned if not one.row.reason), key=lambda one: one.seconds)
+    return sorted((one for one in planned if not one.row.reason), key=lambda one: one.row.seconds)
 
 
 # Planning.
@@ -186,33 +181,33 @@ def _plan_row(row: Row, realize: Realize, cluster: AnyCluster) -> _Planned:
     except CompileError as error:
         reason = f"cannot be compiled: {error.faults[0].splitlines()[0]}"
         return _Planned(dataclasses.replace(row, reason=reason), row.prediction)
-    simulated = realized.prediction.seconds
-    return _Planned(row, row.prediction, simulated=simulated).with_realized(realized, cluster)
+    planned = _Planned(row, row.prediction, simulated=realized.prediction.seconds)
+    return planned.with_realized(realized, cluster)
 
 
 def _may_win(row: Row, planned: Sequence[_Planned]) -> bool:
     """Whether a row would be chosen before all plans if its plan took the time that the formulas say."""
     chosen, fastest = _preferred(planned)[0].row, _fitting(planned)[0].row
     if complexity(row.candidate) < complexity(chosen.candidate):
-        return may_be_as_fast(row.prediction, fastest.prediction)
-    return not may_be_as_fast(chosen.prediction, row.prediction)
+        return may_be_as_fast(row, fastest)
+    return not may_be_as_fast(chosen, row)
 
 
 def _in_order(rows: Sequence[Row], cluster: AnyCluster) -> list[Row]:
-    """Orders the rows that fit: the best row, the simplest row that may be as fast, the best row of each
-    other ``complexity``, and the rest.
+    """Orders the rows that fit: the simplest row that may be as fast as the best, the best row, the best row
+    of each other ``complexity``, and the rest.
 
     Of several rows that are equally simple, the row with the fewest tasks is the fastest to plan.
     """
     fitting = [row for row in rows if not shortage(row, cluster)]
     if not fitting:
         return []
-    equal = (row for row in fitting if may_be_as_fast(row.prediction, fitting[0].prediction))
+    equal = (row for row in fitting if may_be_as_fast(row, fitting[0]))
     simplest = min(equal, key=lambda row: (complexity(row.candidate), _num_tasks(row.candidate)))
     of_kinds: dict[Complexity, Row] = {}
     for row in (fitting[0], simplest, *fitting):
         of_kinds.setdefault(complexity(row.candidate), row)
-    first = [*of_kinds.values()]
+    first = [of_kinds.pop(complexity(simplest.candidate)), *of_kinds.values()]
     return [*first, *(row for row in fitting if row not in first)]
 
 
@@ -259,9 +254,7 @@ def _measured(
         fastest = next((one for one in fitting if one.is_measured), None)
         left = next((one for one in fitting if not one.is_measured), None)
         scale = min(_measured_over_simulated(planned), 1.0)
-        if left is None or (
-            fastest and not may_be_as_fast(left.row.prediction.scaled(scale), fastest.row.prediction)
-        ):
+        if left is None or (fastest and not may_be_as_fast(_scaled(left.row, scale), fastest.row)):
             break
         planned = [measured(one) if one is left else one for one in planned]
     scale = _measured_over_simulated(planned)
@@ -271,12 +264,15 @@ def _measured(
 
 
 def _measured_over_simulated(planned: Iterable[_Planned]) -> float:
-    ratios = [one.seconds / one.simulated for one in planned if one.is_measured and one.simulated]
+    ratios = [one.row.seconds / one.simulated for one in planned if one.is_measured and one.simulated]
     return statistics.median(ratios or [1.0])
 
 
 def _scaled(row: Row, factor: float) -> Row:
-    return dataclasses.replace(row, prediction=row.prediction.scaled(factor))
+    """The row with all times multiplied."""
+    seconds = tuple(factor * of_stage for of_stage in row.prediction.stage_seconds)
+    prediction = dataclasses.replace(row.prediction, seconds=factor * row.seconds, stage_seconds=seconds)
+    return dataclasses.replace(row, prediction=prediction)
 
 
 # Ranking.
@@ -289,12 +285,8 @@ def _preferred(planned: Iterable[_Planned]) -> list[_Planned]:
     """
     fitting = _fitting(planned)
     pool = [one for one in fitting if one.is_measured] or fitting
-    options = [
-        TimedCandidate(one.row.candidate, one.seconds, one.row.prediction.expected_error, one.realized.size)
-        for one in pool
-        if one.realized is not None
-    ]
-    first = [pool[i] for i in in_order(options)]
+    sizes = [one.realized.size for one in pool if one.realized is not None]
+    first = [pool[i] for i in in_order([one.row for one in pool], sizes)]
     return [*first, *(one for one in fitting if one not in first)]
 
 
@@ -303,15 +295,15 @@ def _ranking(planned: Sequence[_Planned], waiting: Sequence[Row], cluster: AnyCl
     best = _preferred(planned)[0]
     scale = _measured_over_simulated(planned)
 
-    def loser(row: Row, of_best: Prediction, prefix: str = "") -> Row:
-        reason = slower_because(row.candidate, row.prediction, best.row.candidate, of_best)
-        return dataclasses.replace(row, reason=prefix + reason)
+    def loser(row: Row, best_row: Row, prefix: str = "") -> Row:
+        return dataclasses.replace(row, reason=prefix + slower_because(row, best_row))
 
     unplanned = [row for row in waiting if not shortage(row, cluster)]
+    best_by_formula = dataclasses.replace(best.row, prediction=best.by_formula)
     ranked = (
         best.row,
-        *(loser(one.row, best.row.prediction) for one in _fitting(planned) if one is not best),
-        *(_scaled(loser(row, best.by_formula, "not planned; by the formulas "), scale) for row in unplanned),
+        *(loser(one.row, best.row) for one in _fitting(planned) if one is not best),
+        *(_scaled(loser(row, best_by_formula, "not planned; by the formulas "), scale) for row in unplanned),
         *(one.row for one in planned if one.row.reason),
         *(dataclasses.replace(row, reason=missing) for row in waiting if (missing := shortage(row, cluster))),
     )

@@ -119,8 +119,8 @@ def test_the_time_for_it_ends(monkeypatch):
 
 def test_what_would_not_be_chosen_by_formula_is_not_planned_unless_a_number_is_asked_for():
     rows = [row(1, 1.0, submeshes=TWO), row(2, 1.02, schedule=ZeroBubble(2), submeshes=TWO), row(3, 1.06)]
-    for seconds, expected in ((1.0, [1, 3]), (1.1, [1, 3, 2]), (0.95, [1])):
-        assert run(rows, {1: (seconds, 50.0), 3: (2.0, 50.0)}, simulate=None)[1] == expected
+    for simplest, best, expected in ((1.05, 1.0, [3]), (2.0, 1.0, [3, 1]), (2.0, 1.1, [3, 1, 2])):
+        assert run(rows, {1: (best, 50.0), 3: (simplest, 50.0)}, simulate=None)[1] == expected
     assert sorted(run(rows, {}, simulate=3)[1]) == [1, 2, 3]
     assert len(run(rows, {1: (0.95, 50.0)}, simulate=None, measure=2)[1]) == 2
 
@@ -174,11 +174,11 @@ def test_what_is_simpler_wins_within_the_expected_error(complex_one, simple_one,
     assert order == [1, 2], "further off than the error of a plan, 5%"
 
 
-def test_the_simplest_that_may_be_as_fast_is_planned_early():
+def test_the_simplest_that_may_be_as_fast_is_planned_first():
     uneven = row(2, 1.01, submeshes=({"data": 2}, {"data": 1}))
     rows = [row(1, 1.0, schedule=ZeroBubble(2), submeshes=TWO), uneven, row(3, 1.05, submeshes=TWO)]
     order, planned, _ = run(rows, dict.fromkeys((1, 2, 3), (1.0, 50.0)), simulate=2)
-    assert (planned, order[0]) == ([1, 3], 3)
+    assert (planned, order[0]) == ([3, 1], 3)
 
 
 def test_rows_that_are_not_measured_are_scaled():

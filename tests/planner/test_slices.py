@@ -17,7 +17,6 @@ from mpmd.planner.search.families import SLICED, build, family_of
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.search import search
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.search.unsliced import advice_on_slices
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Link
 from tests.support.parity import assert_close
@@ -26,13 +25,10 @@ from tests.support.profiles import layer, profile
 from tests.support.programs import PROGRAMS
 from tests.support.programs.sliced_models import (
     LENGTH,
-    attention_layer,
     decoder,
-    embedded,
     feed_forward,
     sliced_loss,
     token_batch,
-    token_losses,
 )
 from tests.support.programs.table import descend
 
@@ -66,18 +62,6 @@ def sliced_arguments():
 def planned(written, **constraints):
     step = step_of(written, loss=sliced_loss(position_by_position, slices=SLICES, stages=STAGES))
     return mpmd.plan(step, *sliced_arguments(), cluster=CLUSTER, simulate=2, **constraints)
-
-
-def whole_step(params, tokens, targets):
-    """A step whose loss is not written with slices."""
-
-    def loss(params, tokens, targets):
-        h = embedded(params, tokens, 0)
-        h, _ = attention_layer(params["layers"][0], h, None, 0)
-        h, _ = attention_layer(params["layers"][1], mpmd.mark_stage_end(h), None, 0)
-        return token_losses(params, h, targets).mean()
-
-    return step_of(mpmd.Std1F1B(STAGES), loss=loss)(params, tokens, targets)
 
 
 @pytest.fixture(scope="module")
@@ -121,35 +105,6 @@ def test_a_schedule_of_slices_may_be_fixed(schedule):
     }
     assert {one.slices for one in schedules} == {SLICES}
     assert schedules == {schedule} or {type(one) for one in schedules} == {mpmd.Seq1F1B}
-
-
-@pytest.mark.slow
-def test_what_slices_would_bring_is_said_where_the_loss_has_none(choice):
-    whole = mpmd.plan(whole_step, *sliced_arguments(), cluster=CLUSTER, simulate=2, groups=STAGES, submesh={})
-    assert {row.candidate.schedule.slices for row in whole.rows} == {1}
-    advice = whole.notes[-1]
-    assert advice.startswith("Seq1F1B of ") and "docs/long_sequences.md" in advice
-    assert "docs/long_sequences.md" in str(whole.details())
-    assert not any("docs/long_sequences.md" in note for note in choice.notes)
-    alone = mpmd.plan(whole_step, *sliced_arguments(), cluster=CLUSTER, simulate=2, groups=1)
-    assert not any("docs/long_sequences.md" in note for note in alone.notes)
-
-
-def test_the_numbers_of_the_advice_are_those_of_the_formulas():
-    parts = [layer("", 1e12, residuals=2**20) for _ in range(4)]
-    made = dataclasses.replace(profile(tuple(parts), 4), length=64)
-    constraints = Constraints(groups=4, submesh={}, num_microbatches=4, schedule="Std1F1B")
-    rows = search(made, FAST, constraints)
-    # 8 slices: (4 + 3 / 8) / (4 + 3) of the time, and 1 + 3 / 8 microbatches in place of 4.
-    text = advice_on_slices(made, FAST, rows)
-    assert text.startswith(
-        "Seq1F1B of 8 slices would take 0.62 times as long by the formulas, bubble 9% in place of 43%, "
-        "activations 1.4 MiB in place of 4.0 MiB: "
-    )
-    assert not advice_on_slices(dataclasses.replace(made, length=9), FAST, rows)
-    assert not advice_on_slices(dataclasses.replace(made, slices=4), FAST, rows)
-    slow = dataclasses.replace(FAST, task_overhead=30.0)
-    assert not advice_on_slices(made, slow, search(made, slow, constraints))
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from mpmd.planner.candidate import Candidate
+from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.layer_profile import Kind, LayerProfile
-from mpmd.planner.search.formula import PricedCandidate, evaluate
+from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel
 from mpmd.schedules import FAMILIES, Schedule
 
 KINDS: tuple[Kind, ...] = ("model", "sequence", "data")
 
 
-def brute_force(model: CostModel, remat: tuple[bool, ...], fsdp: tuple[bool, ...]) -> PricedCandidate | None:
+def brute_force(model: CostModel, remat: tuple[bool, ...], fsdp: tuple[bool, ...]) -> Row | None:
     """The shortest step that fits; ``None`` if nothing fits."""
     evaluations = (evaluate(model, candidate) for candidate in every_candidate(model, remat, fsdp))
     fitting = (e for e in evaluations if e.prediction.memory.total <= model.cluster.memory)

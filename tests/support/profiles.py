@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from mpmd.language.remat import Remat
 from mpmd.planner.all_reduces import AllReduces
 from mpmd.planner.cluster import Cluster
-from mpmd.planner.layer_profile import Division, Kind, Layer, LayerProfile, TaskWork
+from mpmd.planner.layer_profile import Division, Kind, Layer, LayerProfile, Recomputation, TaskWork
 from mpmd.simulate import Link
 
 
@@ -131,7 +132,8 @@ def layer(
 
 
 def profile(layers: tuple[Layer, ...], rows: int, **others) -> LayerProfile:
-    """A profile for microbatches of one row; what is not given is nothing."""
+    """A profile for microbatches of one row; what is not given is nothing. Layers may keep what enters."""
+    layers = tuple(map(_with_full_remat, layers))
     defaults = {
         "rows": rows,
         "microbatch_rows": 1,
@@ -145,6 +147,11 @@ def profile(layers: tuple[Layer, ...], rows: int, **others) -> LayerProfile:
         "specs": {},
     }
     return LayerProfile(layers=layers, **(defaults | others))
+
+
+def _with_full_remat(layer: Layer) -> Layer:
+    again = Recomputation(min(layer.entering, layer.residuals), layer.forward, reduced=1.0)
+    return dataclasses.replace(layer, recomputations={Remat.NOTHING_SAVEABLE: again})
 
 
 def a100s(nodes: int = 64) -> Cluster:

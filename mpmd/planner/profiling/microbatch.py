@@ -7,11 +7,9 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import jax
-import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import aval_of, shape_of
+from mpmd.compiler.jaxprs.equations import shape_of
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
 from mpmd.compiler.jaxprs.rules import reshaped, shared_dimensions
 
@@ -64,21 +62,6 @@ def rows_to_cut(dims: Iterable[MicrobatchDim], num_microbatches: int) -> int:
     """
     of_batches = (dim for dim in dims if shape_of(dim.batch)[0] == num_microbatches and dim.batch_dim == 1)
     return math.gcd(*(dim.size for dim in of_batches))
-
-
-def length_of_sequences(dims: Iterable[MicrobatchDim]) -> int:
-    """The common divisor of the lengths of sequences of integers, such as tokens; 1 if there are none.
-
-    They are the third dimension of a batch of microbatches and rows.
-    """
-    lengths = (
-        dim.size
-        for dim in dims
-        if dim.batch_dim == 2
-        and len(shape_of(dim.batch)) == 3
-        and jax.dtypes.issubdtype(aval_of(dim.batch).dtype, np.integer)
-    )
-    return math.gcd(*lengths) or 1
 
 
 def _taken(operation: Operation) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,6 @@ from mpmd.planner.profiling.layered_step import layered
 from mpmd.planner.profiling.profile_step import loop_profiles
 from mpmd.planner.profiling.tracing import EACH_LAYER, WrittenLoop, traced_layers
 from mpmd.planner.profiling.whole_step import whole_step
-from mpmd.util.garbage import without_garbage_collection
 
 
 class ProfiledStep(NamedTuple):
@@ -27,7 +26,6 @@ class ProfiledStep(NamedTuple):
     graph: TaskGraph
 
 
-@without_garbage_collection()
 def profile_step(
     step: Callable,
     args: tuple,

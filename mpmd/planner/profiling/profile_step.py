@@ -15,7 +15,6 @@ from mpmd.planner.profiling.classes import ClassedOperation
 from mpmd.planner.profiling.divide import Divider
 from mpmd.planner.profiling.layer_names import layer_names
 from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep
-from mpmd.planner.profiling.microbatch import length_of_sequences
 from mpmd.planner.profiling.outside import work_outside
 from mpmd.planner.profiling.ownership import nbytes
 from mpmd.planner.profiling.plain_attention import on_scores
@@ -55,7 +54,6 @@ class _Profiler:
             ),
             specs=self._specs,
             decision_index=loop.decision_index if step.graph.step.loops else None,
-            length=length_of_sequences(loop.microbatch),
             between=self._divider.between,
             attention=self._attention(loop),
         )

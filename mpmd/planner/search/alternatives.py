@@ -6,17 +6,16 @@ import itertools
 from collections.abc import Iterator
 
 from mpmd.language.remat import Remat
-from mpmd.planner.candidate import Candidate
+from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.layer_profile import Kind
 from mpmd.planner.reasons import ALTERNATIVES
 from mpmd.planner.search.candidates import best_cut, best_of
-from mpmd.planner.search.formula import PricedCandidate
 from mpmd.planner.search.search_space import SearchSpace, divisors
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import ForwardOnly, Interleaved1F1B, Schedule, Std1F1B
 
 
-def alternatives(space: SearchSpace) -> Iterator[PricedCandidate]:
+def alternatives(space: SearchSpace) -> Iterator[Row]:
     """Yields the fastest candidate of each alternative that the constraints and the cluster allow, even if it
     does not fit in memory."""
     if space.constraints.groups in (None, 1) and space.constraints.submesh is None:
@@ -25,7 +24,7 @@ def alternatives(space: SearchSpace) -> Iterator[PricedCandidate]:
                 yield evaluation
 
 
-def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> PricedCandidate | None:
+def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Row | None:
     """The best number of microbatches, with as many devices as can be used."""
     schedule = _schedule_of_one_group(space)
     if schedule is None:

@@ -25,6 +25,7 @@ def attention_note(profiles: Sequence[LayerProfile], pool: Hardware) -> list[str
 
 
 def _seconds(work: TaskWork, pool: Hardware) -> float:
-    of_products = work.nbytes - work.nbytes_beside
-    amounts = work.operations, of_products, work.nbytes_beside, work.products, work.kernels
-    return float(sum(seconds_by_part(pool, *amounts)))
+    beside = work.nbytes_beside
+    return float(
+        sum(seconds_by_part(pool, work.operations, work.nbytes - beside, beside, work.products, work.kernels))
+    )

@@ -7,16 +7,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 from mpmd.language.remat import Remat
-from mpmd.planner.candidate import Candidate
+from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.collectives import device_ranges_of, message_link
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.search.formula import PricedCandidate, evaluate
+from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.partition import StageRangeCosts, cuts
 from mpmd.planner.search.search_space import SearchSpace
 
 
-def best_cut(space: SearchSpace, candidate: Candidate) -> PricedCandidate | None:
+def best_cut(space: SearchSpace, candidate: Candidate) -> Row | None:
     """Returns the candidate with the cut of its layers that fits in memory and gives the shortest step.
 
     A candidate that is cut already stays so. If no cut fits, returns the cut that lacks the least memory.
@@ -25,7 +25,7 @@ def best_cut(space: SearchSpace, candidate: Candidate) -> PricedCandidate | None
     return best_of(evaluations, space.model.cluster)
 
 
-def best_of(evaluations: list[PricedCandidate], cluster: AnyCluster) -> PricedCandidate | None:
+def best_of(evaluations: list[Row], cluster: AnyCluster) -> Row | None:
     fitting = [evaluation for evaluation in evaluations if evaluation.missing_bytes(cluster) <= 0]
     if fitting:
         return min(fitting, key=lambda evaluation: evaluation.seconds)

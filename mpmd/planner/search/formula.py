@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from mpmd.ir.tasks import TaskType
-from mpmd.planner.candidate import Candidate, Memory, Prediction
+from mpmd.planner.candidate import Candidate, Memory, Prediction, Row
 from mpmd.planner.collectives import message_link
-from mpmd.planner.pools import AnyCluster
-from mpmd.planner.reasons import missing_bytes
 from mpmd.planner.search.orders import Order, order_of, prolong, simulated_numbers
 from mpmd.planner.search.stages import CostModel, Stages
 from mpmd.planner.search.timed_order import LoopTimes
 
 
-@dataclasses.dataclass(frozen=True)
-class PricedCandidate:
-    """A candidate with its prediction by the formulas.
-
-    Attributes:
-      num_tasks: how many tasks were simulated for it.
-    """
-
-    candidate: Candidate
-    prediction: Prediction
-    num_tasks: int
-
-    @property
-    def seconds(self) -> float:
-        return self.prediction.seconds
-
-    def missing_bytes(self, cluster: AnyCluster) -> float:
-        return missing_bytes(self.candidate, self.prediction, cluster)
-
-
-def evaluate(model: CostModel, candidate: Candidate) -> PricedCandidate:
+def evaluate(model: CostModel, candidate: Candidate) -> Row:
     """The cost of a candidate, by formulas for its tasks and the simulation of its schedule.
 
     Raises: ``ValueError`` where the schedule does.
@@ -65,7 +42,7 @@ def evaluate(model: CostModel, candidate: Candidate) -> PricedCandidate:
         ),
         source="formula",
     )
-    return PricedCandidate(candidate, prediction, num_tasks=sum(order.num_tasks for order in orders))
+    return Row(candidate, prediction)
 
 
 def _loop(

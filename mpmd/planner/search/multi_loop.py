@@ -20,10 +20,10 @@ from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import LayerProfile, TaskWork
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.reasons import StepDoesNotFit, missing_bytes, ranked, shortage
+from mpmd.planner.reasons import StepDoesNotFit, ranked, shortage
 from mpmd.planner.search.candidates import best_cut, best_of
 from mpmd.planner.search.families import family_of
-from mpmd.planner.search.formula import PricedCandidate
+from mpmd.planner.search.orders import num_simulated_tasks
 from mpmd.planner.search.refusals import combined, contradictions
 from mpmd.planner.search.search import MOST_TASKS, NUM_ROWS, as_written, search
 from mpmd.planner.search.search_space import SearchSpace
@@ -104,8 +104,7 @@ def search_loops(
         if best is not None:
             rows.append(_row(shared, [best[kind] for kind in kinds], cluster))
     if all(shortage(row, cluster) for row in rows):
-        missing = [missing_bytes(row.candidate, row.prediction, cluster) for row in rows]
-        least = rows[missing.index(min(missing))] if rows else None
+        least = min(rows, key=lambda row: row.missing_bytes(cluster), default=None)
         why = shortage(least, cluster) if least else "no groups suit all of them"
         raise StepDoesNotFit(
             f"the loops of the step, each of which can be run, cannot be run together: {why}"
@@ -180,10 +179,8 @@ def _loops(
         profile = profiles[kind]
         try:
             rows = search(profile, cluster, of_kind, exhaustive)
-        except StepDoesNotFit as error:
-            raise StepDoesNotFit(f"loop {kind}: {error}") from error
         except ValueError as error:
-            raise ValueError(f"loop {kind}: {error}") from error
+            raise type(error)(f"loop {kind}: {error}") from error
         loops[kind] = _TypicalLoop(SearchSpace(CostModel(profile, cluster), of_kind), rows)
     return loops
 
@@ -233,13 +230,13 @@ def _shared_decisions(loops: Sequence[_TypicalLoop]) -> Iterable[Candidate]:
 
 def _best_on(
     shared: Candidate, loops: Mapping[int, _TypicalLoop], cluster: AnyCluster
-) -> tuple[dict[int, PricedCandidate] | None, int]:
+) -> tuple[dict[int, Row] | None, int]:
     """The best of each loop on shared groups, ``None`` if one cannot run on them; and the simulated tasks."""
     best, num_tasks = {}, 0
     for kind, loop in loops.items():
         cuts = (best_cut(loop.space, uncut) for uncut in loop.uncut_on(shared))
         evaluations = [evaluation for evaluation in cuts if evaluation is not None]
-        num_tasks += sum(evaluation.num_tasks for evaluation in evaluations)
+        num_tasks += sum(num_simulated_tasks(evaluation.candidate) for evaluation in evaluations)
         evaluation = best_of(evaluations, cluster)
         if evaluation is None:
             return None, num_tasks
@@ -247,7 +244,7 @@ def _best_on(
     return best, num_tasks
 
 
-def _row(shared: Candidate, loops: Sequence[PricedCandidate], cluster: AnyCluster) -> Row:
+def _row(shared: Candidate, loops: Sequence[Row], cluster: AnyCluster) -> Row:
     """The row of a step: the sum of the times of its loops, and the memory of the loop that lacks the most
     memory."""
     first, *later = (dataclasses.replace(e.candidate, submeshes=shared.submeshes) for e in loops)

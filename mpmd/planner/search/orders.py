@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from mpmd.ir.slices import SliceNumbers
 from mpmd.ir.tasks import Cell, TaskKind
+from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.timed_order import TimedOrder
 from mpmd.schedules import Schedule, TaskLists
 
@@ -38,10 +39,6 @@ class Order:
     @functools.cached_property
     def timed(self) -> TimedOrder:
         return TimedOrder(self.tasks, self.homes, self.slices)
-
-    @functools.cached_property
-    def num_tasks(self) -> int:
-        return sum(map(len, self.tasks))
 
 
 @functools.lru_cache(maxsize=128)
@@ -107,6 +104,12 @@ def simulated_numbers(schedule: Schedule, num_microbatches: int) -> tuple[int, .
     if num_tasks <= MOST_TASKS or first + groups >= num_microbatches:
         return (num_microbatches,)
     return first, first + groups
+
+
+def num_simulated_tasks(candidate: Candidate) -> int:
+    schedule = candidate.schedule
+    numbers = simulated_numbers(schedule, candidate.num_microbatches)
+    return sum(len(cells) for number in numbers for cells in order_of(schedule, number).tasks)
 
 
 def prolong(

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 
 from mpmd.language.remat import Remat
+from mpmd.planner.candidate import Row
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
@@ -16,7 +17,6 @@ from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.candidates import best_cut
 from mpmd.planner.search.estimates import estimates
 from mpmd.planner.search.families import build
-from mpmd.planner.search.formula import PricedCandidate
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import Submesh
@@ -227,12 +227,11 @@ def infeasible(space: SearchSpace) -> str:
             f"these numbers of stages and groups, with devices that divide {space.profile.rows} rows"
         )
     least = min(evaluations, key=lambda evaluation: evaluation.missing_bytes(cluster))
-    needed, missing = least.prediction.memory.total, least.missing_bytes(cluster)
     changes = " or ".join(_nearest(space))
     remedies = f"it would fit with {changes}" if changes else f"nor does it on {MOST_NODES} such nodes"
     return (
-        f"the step does not fit: a device needs at least {human_bytes(needed)} "
-        f"({candidate_text(least.candidate)}), and has {human_bytes(needed - missing)}; {remedies}"
+        f"the step does not fit: a device needs at least {human_bytes(least.prediction.memory.total)} "
+        f"({candidate_text(least.candidate)}), and has {human_bytes(least.capacity(cluster))}; {remedies}"
     )
 
 
@@ -266,7 +265,7 @@ def _nodes_text(pool: Hardware) -> str:
     return f"{pool.nodes} nodes of {devices}"
 
 
-def _first_that_fits(space: SearchSpace) -> PricedCandidate | None:
+def _first_that_fits(space: SearchSpace) -> Row | None:
     found = estimates(space)
     for estimate in found.fastest[:MOST_CANDIDATES] + found.smallest[:MOST_CANDIDATES]:
         evaluation = best_cut(space, estimate.candidate)

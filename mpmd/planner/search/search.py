@@ -27,7 +27,7 @@ from mpmd.planner.search.estimates import estimates
 from mpmd.planner.search.exhaustive import every_candidate, is_small, lower_bound
 from mpmd.planner.search.families import family_of
 from mpmd.planner.search.forms import Forms
-from mpmd.planner.search.formula import PricedCandidate
+from mpmd.planner.search.orders import num_simulated_tasks
 from mpmd.planner.search.refusals import combined, contradictions, infeasible
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stage_policies import best_by_stage, may_have_policies
@@ -102,8 +102,8 @@ def search_space(profile: LayerProfile, cluster: AnyCluster, constraints: Constr
 
 
 def evaluated_rows(space: SearchSpace, exhaustive: bool = True) -> list[Row]:
-    evaluations = [*_evaluations(space, exhaustive), *alternatives(space)]
-    return [Row(*pair) for pair in {e.candidate: e.prediction for e in evaluations}.items()]
+    rows = [*_evaluations(space, exhaustive), *alternatives(space)]
+    return [*{row.candidate: row for row in rows}.values()]
 
 
 def as_written(
@@ -120,10 +120,10 @@ def as_written(
     heap = _Heap(space)
     heap.walk_estimates()
     best = next(iter(heap.best_first()), None)
-    return Row(best.candidate, best.prediction, "as written") if best else None
+    return dataclasses.replace(best, label="as written") if best else None
 
 
-def _evaluations(space: SearchSpace, exhaustive: bool) -> list[PricedCandidate]:
+def _evaluations(space: SearchSpace, exhaustive: bool) -> list[Row]:
     heap = _Heap(space)
     if exhaustive and is_small(space):
         heap.limit(math.inf)
@@ -169,7 +169,7 @@ class _Heap:
         self._pushed: set[tuple[Candidate, bool]] = set()
         self._num_tasks, self._most_tasks = 0, float(MOST_TASKS)
         self._shortest = math.inf  # the seconds of the best step that fits
-        self.evaluations: list[PricedCandidate] = []
+        self.evaluations: list[Row] = []
 
     def push(self, key: float, candidate: Candidate, by_stage: bool = False) -> None:
         """Adds a candidate whose step takes about ``key`` seconds; once, if it is pushed again."""
@@ -201,7 +201,7 @@ class _Heap:
                 return
             entry = heapq.heappop(self._entries)
             if evaluation := (best_by_stage if entry.by_stage else best_cut)(self._space, entry.candidate):
-                self._num_tasks += evaluation.num_tasks
+                self._num_tasks += num_simulated_tasks(entry.candidate)
                 self.evaluations.append(evaluation)
                 is_short = evaluation.missing_bytes(self._space.model.cluster) > 0
                 if not is_short:
@@ -215,14 +215,14 @@ class _Heap:
         if is_short or (candidate.is_rematerialised and not candidate.layers_per_stage):
             self.push(entry.key, dataclasses.replace(candidate, remat=space.policies[0]), by_stage=True)
 
-    def best_first(self) -> list[PricedCandidate]:
-        def rank(evaluation: PricedCandidate) -> tuple[float, float]:
+    def best_first(self) -> list[Row]:
+        def rank(evaluation: Row) -> tuple[float, float]:
             return max(0.0, evaluation.missing_bytes(self._space.model.cluster)), evaluation.seconds
 
         return sorted(self.evaluations, key=rank)
 
 
-def _uneven(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[tuple[float, Candidate]]:
+def _uneven(space: SearchSpace, ordered: list[Row]) -> Iterator[tuple[float, Candidate]]:
     """Yields uncut candidates with groups of different sizes, under the settings and schedules of the best
     candidates in ``ordered``, and the estimated seconds of their steps."""
     if space.constraints.submesh is not None:
@@ -241,12 +241,12 @@ def _uneven(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[tupl
                 yield seconds, candidate
 
 
-def _other_schedules(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[tuple[float, Candidate]]:
+def _other_schedules(space: SearchSpace, ordered: list[Row]) -> Iterator[tuple[float, Candidate]]:
     """Yields the best candidates with groups of different sizes under all schedules, and the
     estimated seconds of their steps."""
     if space.constraints.submesh is not None:
         return
-    unequal: dict[Any, PricedCandidate] = {}
+    unequal: dict[Any, Row] = {}
     for evaluation in ordered:
         candidate = evaluation.candidate
         if not _has_equal_groups(candidate) and candidate.remat in space.policies:
@@ -282,7 +282,7 @@ def _under_schedules(
                 yield seconds * work, dataclasses.replace(candidate, schedule=schedule, submeshes=submeshes)
 
 
-def _plain(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[Candidate]:
+def _plain(space: SearchSpace, ordered: list[Row]) -> Iterator[Candidate]:
     """Yields the best candidates with equal groups under 1F1B, whose estimates may be too slow."""
     if space.constraints.schedule is not None:
         return

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from mpmd.planner.candidate import Candidate
+from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.search.candidates import best_of, cut_candidates
-from mpmd.planner.search.formula import PricedCandidate, evaluate, group_memories
+from mpmd.planner.search.formula import evaluate, group_memories
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.search_space import SearchSpace
 
@@ -20,7 +20,7 @@ def may_have_policies(space: SearchSpace, candidate: Candidate) -> bool:
     return len(space.policies) > 1 and len(candidate.submeshes) > 1
 
 
-def best_by_stage(space: SearchSpace, candidate: Candidate) -> PricedCandidate | None:
+def best_by_stage(space: SearchSpace, candidate: Candidate) -> Row | None:
     """An uncut candidate with its best cut for which each stage has a policy of its own."""
     cheapest, *others = space.policies
     cut = cut_candidates(space, dataclasses.replace(candidate, remat=cheapest), others)
