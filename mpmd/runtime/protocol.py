@@ -205,7 +205,7 @@ class Runtime(abc.ABC):
         """Tells groups, except ``but``, which values and programs to drop now, before their next step."""
         for group in range(len(self.processes_per_group)):
             if group not in but and (released := self._released.take(group)) != NOTHING_RELEASED:
-                self.ask({group: Release(released)})
+                self._ask_group(group, Release(released))
 
 
 class ReleaseQueue:
