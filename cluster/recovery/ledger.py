@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import enum
 import functools
-import queue
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -76,7 +75,6 @@ class Ledger:
       dead: the groups that are being replaced, and why.
       releases: what groups are to drop with a later request.
       unwritten: copies that are perhaps still to be written to storage; shrinks without the lock.
-      looks: has an item for each time that ``Moves`` is to look after the groups at once.
       unlogged: the answers that are awaited to requests that are not logged.
     """
 
@@ -98,7 +96,6 @@ class Ledger:
         self.left_out = LeftOut(frozenset(left_out))
         self.logged = frozenset(range(len(groups.processes_per_group))) - self.left_out.groups
         self.dead: dict[int, GroupDiedError] = {}
-        self.looks: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.unwritten: set[Handle] = set()
         self.unlogged: set[Future] = set()
         self.releases = Releases(groups, self.journal, released)

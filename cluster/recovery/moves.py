@@ -73,12 +73,14 @@ class Moves:
     Attributes:
       under_way: the move that was begun, until what the group has left is given back.
       leaving: the groups whose nodes are to end, or that move: their death is no failure.
+      looks: has an item for each look after the groups that is not to wait. Callers may hold any lock.
       said: by group, why it does not move, as the user was told; ``None`` stands for all groups.
     """
 
     def __init__(self, ledger: Ledger, processes: Processes, background: Background):
         self.under_way: Move | None = None
         self.leaving: set[int] = set()
+        self.looks: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.said: dict[int | None, str] = {}
         self._ledger = ledger
         self._processes = processes
@@ -92,7 +94,7 @@ class Moves:
         return move is not None and move.is_ready and self._is_possible(move)
 
     def start(self) -> None:
-        watching = weakref.ref(self), self._ledger.looks
+        watching = weakref.ref(self), self.looks
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
     def look_after(self) -> None:

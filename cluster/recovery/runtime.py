@@ -205,7 +205,7 @@ class RecoveringRuntime(Runtime):
         ledger.left_out.lost.pop(handle, None)
         if handle in ledger.unwritten:  # the caller may hold any lock, so another thread notifies
             ledger.unwritten.discard(handle)
-            ledger.looks.put(None)
+            self._supervisor.moves.looks.put(None)
         super().free(mpmd_idxs, handle)
 
     def find_nonfinite(self, refused: NonFinitePolicy, to: Path | None) -> FoundValue | None:
@@ -251,7 +251,7 @@ class RecoveringRuntime(Runtime):
             )
         with ledger.changed:
             allocations.num_own = num_places
-            ledger.looks.put(None)
+            moves.looks.put(None)
             ledger.wait_for(lambda: self._is_settled or ledger.left_out.fault_of(self._late), timeout)
             if fault := ledger.left_out.fault_of(self._late):
                 raise RuntimeError(f"resize({num_places}): {fault}")
@@ -289,7 +289,7 @@ class RecoveringRuntime(Runtime):
                     self._supervisor.note_death(death)
             dead = ledger.left_out.dead
             wanted.update(dead.keys() & set(mpmd_idxs))
-            ledger.looks.put(None)
+            moves.looks.put(None)
             has_ended = ledger.wait_for(
                 lambda: not (ledger.dead or dead.keys() & set(mpmd_idxs)),
                 max(0.0, deadline - time.monotonic()),

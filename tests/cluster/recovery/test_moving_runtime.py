@@ -99,7 +99,7 @@ def in_thread(function, *arguments):
 
 def resize(driven, num_places, kinds):
     resizing = in_thread(driven.resize, num_places, SOON)
-    assert driven._ledger.looks.get(timeout=SOON) is None
+    assert driven._supervisor.moves.looks.get(timeout=SOON) is None
     driven._processes.kinds = kinds
     driven.look_after()
     resizing.result(SOON)
