@@ -21,7 +21,6 @@ import cluster
 import mpmd
 from benchmarks import chain
 from benchmarks.frame import Cell, Rows, Setup, interleaved, ratio, resident_bytes, scaled, seconds_of
-from cluster.recovery.runtime import RecoveringRuntime
 
 EVERY = 10
 BLOCKS = 3
@@ -57,7 +56,6 @@ def run(setup: Setup) -> Rows:
                 cells["ms of a step"] = scaled(times[name], 1e3 / EVERY / BLOCKS)
                 cells["of a step without"] = ratio(times[name], times[WITHOUT])
                 cells["MB of a process"] = resident_bytes(loop.mesh.groups[0].pid) / 1e6
-                cells["MB of the driver's log"] = loop.logged_bytes / 1e6
                 yield "Snapshots and repeated steps", cells
             compared = [seconds_of(loops[WITHOUT].mesh.verify_replicas) for _ in range(5)]
             yield "Comparing replicas", {"state of a group": state, "ms": scaled(compared, 1e3)}
@@ -98,7 +96,6 @@ class Training:
       mesh: runs the steps.
       nbytes: bytes of the state.
       losses: the last loss of each block.
-      logged_bytes: the most that the driver's log has had: batches, and with the first step the state.
     """
 
     def __init__(self, mesh: cluster.ClusterMesh, width: int, layers: int, rows: int):
@@ -108,14 +105,11 @@ class Training:
         self._batch = chain.batch(MICROBATCHES, rows, width)
         self._step = mpmd.jit(chain.train_step(GROUPS, layers), mesh, donate_argnums=0)
         self.losses: list[float] = []
-        self.logged_bytes = 0
         self._one()  # compiles; with recovery it is followed by the first snapshot
         self.block()
 
     def _one(self) -> Any:
         self._state, loss = self._step(self._state, *self._batch)
-        if isinstance(self.mesh.runtime, RecoveringRuntime):
-            self.logged_bytes = max(self.logged_bytes, self.mesh.runtime.logged_bytes)
         return loss
 
     def block(self) -> None:

@@ -19,6 +19,7 @@ from cluster.start.environment import actor_environment
 from cluster.start.ray_connection import connect_to_ray, default_platform
 from cluster.start.resources import ACCELERATOR_TYPE, live_nodes
 from cluster.start.shapes import GPU_PLATFORMS
+from cluster.transports.choice import NETWORK, SHARED_MEMORY, holding_by
 from mpmd.ir.events import Event
 from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate, dtype_fault
@@ -143,9 +144,7 @@ def _kinds(resources: Mapping[str, float]) -> set[str]:
 
 def _holding(platform: str, nodes: int) -> Holding:
     """The memory that holds messages, by the transport that ``launch`` chooses between most groups."""
-    if platform != "cpu":
-        return Holding.ELSEWHERE  # in the memory of the host
-    return Holding.SLOTS if nodes == 1 else Holding.KEPT
+    return holding_by(SHARED_MEMORY if nodes == 1 else NETWORK, platform)
 
 
 def _num_devices(

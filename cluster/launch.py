@@ -16,7 +16,7 @@ from ray.util.placement_group import PlacementGroup
 from cluster.driver.calls.actor_calls import ActorCalls
 from cluster.driver.calls.liveness import TimeLimits
 from cluster.driver.runtime import RayRuntime
-from cluster.mesh import ClusterMesh, abstract_submesh
+from cluster.mesh import ClusterMesh
 from cluster.metrics import RunMetrics
 from cluster.process.actor import GroupActor
 from cluster.process.compilation_cache import check_cache
@@ -34,8 +34,7 @@ from cluster.start.actors import ActorStarter
 from cluster.start.connect import START_SECONDS, Connected, StartingActors, connect, open_groups
 from cluster.start.environment import SHAREABLE_PLATFORMS, without_effect
 from cluster.start.parts import alone_faults, are_shapes, groups_of_parts
-from cluster.start.process_resources import resources_of
-from cluster.start.processes import PlannedProcesses, processes_of
+from cluster.start.processes import PlannedProcesses, processes_of, runtime_envs_of
 from cluster.start.ray_connection import connect_to_ray
 from cluster.start.resources import (
     Reservation,
@@ -211,7 +210,7 @@ def launch(
         with watch("actors"):
             started = _start_actors(processes, reservations, nodes, request, options)
         with watch("transports"):
-            connected = connect(started.actors, started.infos, processes.shapes, transport, encryption, undo)
+            connected = connect(started.actors, started.infos, transport, encryption, undo)
         recoveries: list[RecoveryReport] = []
         corruptions: list[CorruptionReport] = []
         runtime = _runtime_of(
@@ -313,9 +312,9 @@ def _start_actors(
     if recovery is not None and processes.platform in SHAREABLE_PLATFORMS:
         share_after = recovery.share_after
     runtime_env = options.runtime_env or {}
-    resources = resources_of(processes, nodes, request, runtime_env, may_share=share_after is not None)
+    runtime_envs = runtime_envs_of(processes, nodes, request, runtime_env, may_share=share_after is not None)
     actor_class = RecoverableActor if recovery else GroupActor
-    starter = ActorStarter(endpoints, resources, options.cache_directory, actor_class)
+    starter = ActorStarter(processes, runtime_envs, options.cache_directory, actor_class)
     handles = [starter.start(number, reservations[number]) for number in range(len(endpoints))]
     spares = None
     if recovery is not None:
@@ -344,11 +343,9 @@ def _runtime_of(
     left_out: frozenset[int],
 ) -> RayRuntime | RecoveringRuntime:
     actors, infos, spares = started.actors.actors, started.infos, started.spares
-    topology, placement, connections = connected
+    placement, connections = connected.placement, connected.connections
     groups = RayRuntime(
         processes.endpoints,
-        [abstract_submesh(shape.axes) for shape in processes.shapes],
-        topology,
         processes.platform,
         holdings(placement.transports, infos, processes.platform),
         options.max_in_flight,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from jax.sharding import AbstractMesh, AxisType
 
+from cluster.driver.exports import abstract_submesh
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import ProcessesStatus, ProcessStatus
 from cluster.protocol.process_info import ProcessInfo, ProcessPlacement
@@ -265,15 +265,3 @@ class ClusterMesh(WholeMesh):
             f"ClusterMesh({shape}, mpmd_axis={self.mpmd_axis_name!r}{parts}, "
             f"platform={self.platform!r}, nodes={nodes}{state})"
         )
-
-
-def abstract_submesh(
-    axes: Mapping[str, int], axis_types: Mapping[str, AxisType] = MappingProxyType({})
-) -> AbstractMesh:
-    """The shape of a group's submesh, of axes with these names and sizes.
-
-    Axes are ``Auto`` unless ``axis_types`` says otherwise, as the axes of the actors' meshes always are.
-    Since JAX 0.11.1 an abstract mesh has to say so.
-    """
-    types = tuple(axis_types.get(name, AxisType.Auto) for name in axes)
-    return AbstractMesh(tuple(axes.values()), tuple(axes), types)

@@ -152,8 +152,8 @@ MAY_IMPORT = {
     "cluster.launch": "cluster.driver cluster.mesh cluster.metrics cluster.process cluster.protocol "
     "cluster.recovery cluster.start cluster.transports mpmd.compat mpmd.meshes mpmd.runtime mpmd.util "
     "mpmd.validation",
-    "cluster.describe": "cluster.launch cluster.start mpmd.ir mpmd.memory mpmd.planner.calibrate "
-    "mpmd.planner.calibrate_collectives mpmd.planner.hardware mpmd.validation",
+    "cluster.describe": "cluster.launch cluster.start cluster.transports mpmd.ir mpmd.memory "
+    "mpmd.planner.calibrate mpmd.planner.calibrate_collectives mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
     "mpmd.arrays": "mpmd.compat mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",

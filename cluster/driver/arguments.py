@@ -9,7 +9,6 @@ import numpy as np
 from cluster.protocol.packing import PackedValue, pack
 from mpmd.ir.plan import Aval, Plan, Spec
 from mpmd.ir.reshard import Box, GroupShape, boxes_by_process, merged
-from mpmd.ir.routes import Topology
 from mpmd.runtime.requests import Handle, StepRequest
 
 Boxes = tuple[Box, ...] | None
@@ -17,11 +16,11 @@ Boxes = tuple[Box, ...] | None
 
 
 class HostArguments:
-    def __init__(self, plan: Plan, topology: Topology):
+    def __init__(self, plan: Plan, groups: Sequence[GroupShape]):
         # For each group, for each of its inputs, what each process needs.
         self._boxes = [
             [_boxes(leaf.aval, leaf.spec, shape) for leaf in plan.inputs_of(mpmd_idx).values()]
-            for mpmd_idx, shape in enumerate(topology.groups)
+            for mpmd_idx, shape in enumerate(groups)
         ]
 
     def packed(self, mpmd_idx: int, rank: int, request: StepRequest) -> dict[Handle, PackedValue]:

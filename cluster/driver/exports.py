@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-import jax
+from jax.sharding import AbstractMesh, AxisType
 
 from mpmd.ir.plan import Executable
+from mpmd.ir.reshard import GroupShape
 from mpmd.program import Function, Program, export_function
 from mpmd.util.stopwatch import Stopwatch
 
@@ -14,8 +16,8 @@ from mpmd.util.stopwatch import Stopwatch
 class Exports:
     """Exports each function once for each list of input specs and each shape of a submesh."""
 
-    def __init__(self, submeshes: Sequence[jax.sharding.AbstractMesh], platform: str, watch: Stopwatch):
-        self._submeshes = submeshes
+    def __init__(self, groups: Sequence[GroupShape], platform: str, watch: Stopwatch):
+        self._submeshes = [abstract_submesh(group.axes) for group in groups]
         self._platform = platform
         self._watch = watch
         self._done: dict[tuple, bytes] = {}
@@ -35,3 +37,15 @@ class Exports:
             for name, mpmd_idx in runs_on.items()
             if name not in program.compiled
         }
+
+
+def abstract_submesh(
+    axes: Mapping[str, int], axis_types: Mapping[str, AxisType] = MappingProxyType({})
+) -> AbstractMesh:
+    """The shape of a group's submesh, of axes with these names and sizes.
+
+    Axes are ``Auto`` unless ``axis_types`` says otherwise, as the axes of the actors' meshes always are.
+    Since JAX 0.11.1 an abstract mesh has to say so.
+    """
+    types = tuple(axis_types.get(name, AxisType.Auto) for name in axes)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), types)

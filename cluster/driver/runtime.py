@@ -8,11 +8,10 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import jax
 import numpy as np
 import ray
 
@@ -27,13 +26,12 @@ from cluster.protocol.shipment import Compile, Load, Shipment
 from mpmd.errors import GroupDiedError
 from mpmd.ir.participants import participants
 from mpmd.ir.plan import Edge, Executable, Spec
-from mpmd.ir.routes import Topology
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, check_exportable
 from mpmd.runtime.compiling import LoadReply
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.protocol import LoadedProgram, Runtime
-from mpmd.runtime.requests import Fetch, Release, Released, Request, StepReply, StepRequest
+from mpmd.runtime.requests import Fetch, Released, Request, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.util.stopwatch import Stopwatch
 
@@ -60,8 +58,6 @@ class RayRuntime(Runtime):
 
     Args:
       processes: which process of which group each actor is.
-      submeshes: the shape of each group's submesh.
-      topology: the processes of the groups.
       platform: the groups' devices, as ``jax.export`` names them.
       holdings: where the messages of each edge are until they are used.
       max_in_flight: how many steps may be under way.
@@ -70,19 +66,18 @@ class RayRuntime(Runtime):
     def __init__(
         self,
         processes: Sequence[Endpoint],
-        submeshes: Sequence[jax.sharding.AbstractMesh],
-        topology: Topology,
         platform: str,
         holdings: Mapping[Edge, Holding],
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
-        self._numbers = collections.defaultdict(list)  # of each group's processes
-        for process in processes:
-            self._numbers[process.mpmd_idx].append(process.number)
-        super().__init__([len(self._numbers[i]) for i in range(len(submeshes))], max_in_flight)
+        self._shapes = processes[0].groups
+        super().__init__([shape.num_processes for shape in self._shapes], max_in_flight)
+        # Of the processes of each group.
+        self._numbers = [
+            [process.number for process in processes if process.mpmd_idx == group]
+            for group in range(len(self._shapes))
+        ]
         self._asking = threading.Lock()  # so that all processes of a group get its requests in the same order
-        self._submeshes = tuple(submeshes)
-        self._topology = topology
         self._arguments: dict[int, HostArguments] = {}  # by program
         self._platform = platform
         self._holdings = dict(holdings)
@@ -119,7 +114,7 @@ class RayRuntime(Runtime):
         number = next(self._programs)
         self._participants[number] = participants(program.plan)
         watch = Stopwatch()
-        exports = Exports(self._submeshes, self._platform, watch)
+        exports = Exports(self._shapes, self._platform, watch)
         requested: dict[int, list[Request]] = collections.defaultdict(list)
 
         def compile(mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:
@@ -140,7 +135,7 @@ class RayRuntime(Runtime):
             self.unload(number)
             self._tell_released()
             raise
-        self._arguments[number] = HostArguments(program.plan, self._topology)
+        self._arguments[number] = HostArguments(program.plan, self._shapes)
         program = program.without_functions()
         loaded = LoadedProgram(number, program, watch.seconds, replies, self._holdings)
         by_group = {i: [*requested[i], Load(number)] for i in self._participants[number]}
@@ -158,23 +153,12 @@ class RayRuntime(Runtime):
 
     def unload(self, number: int) -> None:
         self._arguments.pop(number, None)
-        self._released.add_program(self._participants.pop(number, ()), number)
+        for mpmd_idx in self._participants.pop(number, ()):
+            self._released.add(mpmd_idx, Released(programs=(number,)))
 
     def release(self, mpmd_idx: int, released: Released) -> None:
         """Has a group drop values and programs with its next step."""
         self._released.add(mpmd_idx, released)
-
-    def _tell_released(self, but: Collection[int] = ()) -> None:
-        """Tells groups, except ``but``, which values and programs to drop now, before their next step."""
-        for mpmd_idx, released in self._releases_of_others(but):
-            self._ask_group(mpmd_idx, Release(released))
-
-    def ask(self, requests: Mapping[int, Request]) -> dict[int, Future]:
-        """As ``Runtime.ask``. Where a group has died or the mesh was closed, futures fail."""
-        self.check_process()
-        if any(isinstance(request, StepRequest) for request in requests.values()):
-            return self._submit_step(requests)  # type: ignore[arg-type]
-        return {mpmd_idx: self._ask_group(mpmd_idx, request) for mpmd_idx, request in requests.items()}
 
     def _ask_group(self, mpmd_idx: int, request: Request) -> Future:
         """Asks all processes of a group. They get all requests in the same order, as collectives need it."""

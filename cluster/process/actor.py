@@ -15,8 +15,8 @@ import ray
 
 from cluster.process import world
 from cluster.process.agreement import Agreement
+from cluster.process.array_slices import assemble
 from cluster.process.compilation_cache import keep_compiled
-from cluster.process.devices import submesh_of
 from cluster.process.slices import SliceTransport
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.packing import PackedArray, PackedValue, pack, unpack
@@ -29,13 +29,13 @@ from cluster.tcp.rpc import Server
 from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from mpmd.errors import StepAborted, TaskError
-from mpmd.ir.plan import Edge, Plan
+from mpmd.ir.plan import Aval, Edge, Plan
 from mpmd.ir.reshard import GroupShape, box_of
 from mpmd.ir.routes import Routes, Topology
 from mpmd.program import Program
 from mpmd.runtime.activity import Activity, Doing, Loading
 from mpmd.runtime.compiling import LoadReply
-from mpmd.runtime.device_values import HostSlices
+from mpmd.runtime.executor import put
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS
 from mpmd.runtime.requests import Fetch, Release, Released, Request, StepReply, StepRequest
 from mpmd.runtime.transport import MessageId, Transport
@@ -64,7 +64,6 @@ class GroupActor:
 
     def __init__(self, endpoint: Endpoint, compilation_cache: str | None):
         self._endpoint = endpoint
-        self._mpmd_idx = endpoint.mpmd_idx
         self._compilation_cache = compilation_cache
         # Each task is waited for where the host's cores run it: another thread for it would only cost time.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -72,7 +71,6 @@ class GroupActor:
         # was traced, no value is to be narrowed here, in any thread.
         jax.config.update("jax_enable_x64", True)
         self._activity = Activity()
-        self._agreement = Agreement(endpoint.rank, endpoint.shape.num_processes, self._activity)
         self._reserved: socket.socket | None = None
         self._server: Server | None = None
         self._last_run = -1
@@ -109,22 +107,23 @@ class GroupActor:
         if coordinator is not None:
             with self._reserved or contextlib.nullcontext():
                 world.join(coordinator, shape.num_processes, self._endpoint.rank, host, timeout)
-        submesh = submesh_of(self._mpmd_idx, self._endpoint.shape)
+        submesh = _submesh_of(self._endpoint)
         self._router = Router(self._endpoint, submesh)
+        self._agreement = Agreement(self._endpoint.rank, shape.num_processes, self._activity)
         self._worker = GroupWorker(
-            mpmd_idx=self._mpmd_idx,
+            mpmd_idx=self._endpoint.mpmd_idx,
             submesh=submesh,
             transport_of=self._transport_of,
+            put=self._put,
             agree=self._agreement.agree,
             activity=self._activity,
             of_donated=_OF_DONATED,
             rank=self._endpoint.rank,
             is_alone=True,
-            own=self._host_array,
         )
         context = ray.get_runtime_context()
         return ProcessInfo(
-            mpmd_idx=self._mpmd_idx,
+            mpmd_idx=self._endpoint.mpmd_idx,
             rank=self._endpoint.rank,
             node=ray.util.get_node_ip_address(),
             node_id=context.get_node_id(),
@@ -138,7 +137,9 @@ class GroupActor:
     def _transport_of(self, plan: Plan) -> Transport:
         if all(group == GroupShape(self._endpoint.shape.axes) for group in self._endpoint.groups):
             return self._router  # whole values go from one process to another with the same submesh
-        routes = Routes(plan, Topology(self._endpoint.groups, self._gathering)).of_group(self._mpmd_idx)
+        routes = Routes(plan, Topology(self._endpoint.groups, self._gathering)).of_group(
+            self._endpoint.mpmd_idx
+        )
         me, submesh = self._endpoint, self._worker.submesh
         return SliceTransport(self._router, me, self._agreement, routes, submesh)
 
@@ -158,7 +159,7 @@ class GroupActor:
         """Connects with the other processes, when all listen, by the transports that ``routes`` names."""
         self._gathering = gathering
         self._router.connect(routes, [address.transports for address in addresses])
-        leader = self._endpoint.number_of(self._mpmd_idx, 0)
+        leader = self._endpoint.number_of(self._endpoint.mpmd_idx, 0)
         self._agreement.connect(addresses[leader].agreement, credentials, timeout)
 
     def await_driver(self, host: str, credentials: Credentials) -> sockets.Address:
@@ -176,9 +177,9 @@ class GroupActor:
 
     def _load(self, number: int) -> LoadReply:
         shipment = self._shipments[number]
-        names = [executable.name for executable in shipment.plan.executables_of(self._mpmd_idx)]
+        names = [executable.name for executable in shipment.plan.executables_of(self._endpoint.mpmd_idx)]
         needed = [name for name in names if name not in shipment.compiled]
-        here = [leaf.name for leaf in shipment.plan.constants_of(self._mpmd_idx)]
+        here = [leaf.name for leaf in shipment.plan.constants_of(self._endpoint.mpmd_idx)]
         with self._naming_failures(), self._activity.during(Loading("loading the program")):
             functions = {name: exported_function(name, shipment.exported[name]) for name in needed}
             self._router.trim()  # what is sent from now on may be of other sizes
@@ -196,7 +197,7 @@ class GroupActor:
         except Exception as error:
             where = f"loading the program failed on {self}"
             message = f"{where}: {type(error).__name__}: {error}"
-            raise TaskError(message, self._mpmd_idx, "load") from error
+            raise TaskError(message, self._endpoint.mpmd_idx, "load") from error
 
     def answer(self, request: Request) -> Any:
         """The answer of this process to a request of the driver; see ``GroupWorker.answer``.
@@ -240,15 +241,15 @@ class GroupActor:
                 raise world.WorldLostError(str(error)) from error
             raise
 
-    def _host_array(self, value: PackedValue) -> np.ndarray | HostSlices:
-        """The value that the group keeps: a copy where Ray has brought it, because Ray reuses its memory."""
+    def _put(self, value: PackedValue, sharding: jax.sharding.Sharding) -> jax.Array:
+        """The value on the devices: a copy where Ray has brought it, because Ray reuses its memory."""
         slices = {}
         for index, packed in value.slices:
             array = unpack(packed) if self._server is not None else unpack(packed).copy()
             if index is None:
-                return array
+                return put(array, sharding)
             slices[box_of(index, value.shape)] = array
-        return HostSlices(value.shape, slices)
+        return assemble(Aval(value.shape, str(array.dtype), array.itemsize), sharding, slices)
 
     def _drop_shipments(self, released: Released) -> None:
         """Drops programs that were shipped and not loaded, also before they have arrived."""
@@ -283,6 +284,27 @@ class GroupActor:
     def watch(self) -> None:
         """In place of ``serve``, where the driver calls the actor by Ray: never returns."""
         self._forever.wait()
+
+
+def _submesh_of(process: Endpoint) -> jax.sharding.Mesh:
+    """The group's submesh; each of several processes gives it as many of its devices.
+
+    Raises: ``RuntimeError`` when a process has too few, or none of its platform.
+    """
+    shape = process.shape
+    needed = shape.devices_per_process
+    try:
+        devices = jax.local_devices()
+    except (RuntimeError, AssertionError) as error:  # what JAX raises depends on which plugins it found
+        platform = os.environ["JAX_PLATFORMS"]
+        raise RuntimeError(f"JAX finds no devices of the platform {platform!r} here: {error!r}") from error
+    if len(devices) < needed:
+        raise RuntimeError(
+            f"group {process.mpmd_idx} needs {needed} devices in each process for its submesh "
+            f"{dict(shape.axes)}, but this one has {len(devices)}: {', '.join(map(str, devices))}"
+        )
+    taken = [d for process in range(jax.process_count()) for d in jax.local_devices(process)[:needed]]
+    return jax.sharding.Mesh(np.array(taken).reshape(tuple(shape.axes.values())), tuple(shape.axes))
 
 
 def _packed(array: jax.Array) -> PackedValue:

@@ -9,7 +9,6 @@ it tells them whether all can.
 from __future__ import annotations
 
 import contextlib
-from typing import NamedTuple
 
 from cluster.process.world import WorldLostError
 from cluster.tcp import sockets
@@ -17,13 +16,6 @@ from cluster.tcp.credentials import Credentials
 from cluster.tcp.frames import FrameConnection, encode
 from mpmd.errors import StepAborted
 from mpmd.runtime.activity import Activity
-
-
-class _Vote(NamedTuple):
-    """The vote of a process on a step: why it has left it, or ``None`` when it can go on."""
-
-    step: int
-    reason: str | None
 
 
 class Agreement:
@@ -72,24 +64,24 @@ class Agreement:
 
     def _agree(self, step: int, reason: str | None) -> None:
         if self._rank:
-            self._send(self._connections[0], _Vote(step, reason))
-            reason = self._receive(self._connections[0], step).reason
+            self._send(self._connections[0], step, reason)
+            reason = self._receive(self._connections[0], step)
         else:
-            votes = [_Vote(step, reason)]
+            reasons = [reason]
             try:
-                votes += [self._receive(connection, step) for connection in self._connections]
+                reasons += [self._receive(connection, step) for connection in self._connections]
             except WorldLostError as error:
                 self.leave(step, str(error))
                 raise
-            reason = next((vote.reason for vote in votes if vote.reason is not None), None)
+            reason = next((each for each in reasons if each is not None), None)
             for connection in self._connections:
-                self._send(connection, _Vote(step, reason))
+                self._send(connection, step, reason)
         if reason is not None:
             raise StepAborted(reason)
 
     def leave(self, step: int, reason: str) -> None:
         for connection in self._connections:
-            self._send(connection, _Vote(step, reason))
+            self._send(connection, step, reason)
 
     def close(self) -> None:
         """Ends the connections, so that the group's other processes take this process for dead."""
@@ -98,13 +90,13 @@ class Agreement:
             connection.close()
 
     @staticmethod
-    def _send(connection: FrameConnection, vote: _Vote) -> None:
+    def _send(connection: FrameConnection, step: int, reason: str | None) -> None:
         with contextlib.suppress(OSError):  # the process is gone, and the driver ends its group
-            connection.write(encode(vote.step, vote))
+            connection.write(encode(step, reason))
 
     @staticmethod
-    def _receive(connection: FrameConnection, step: int) -> _Vote:
-        """Returns the other end's vote on a step; skips its votes on steps that this process has left."""
+    def _receive(connection: FrameConnection, step: int) -> str | None:
+        """The other end's vote on a step; skips its votes on steps that this process has left."""
         try:
             while (frame := connection.read()).number < step:
                 pass

@@ -11,8 +11,8 @@ To read in order:
   (when a group has to leave its node); ``policy`` (when to take a snapshot, and when to give up);
   ``background`` (threads);
 - the processes: ``processes`` (who is alive, and who has to move), ``spares`` (processes that stand by, and
-  take over from dead or moving ones), ``allocations`` (on which nodes and devices), ``keepers`` and
-  ``copies`` (who has the copies of a group's snapshot);
+  take over from dead or moving ones), ``allocations`` (on which nodes and devices), ``copies`` (who
+  has the copies of a group's snapshot);
 - in a process: ``actor`` and ``store`` (the copies in its host memory);
 - ``report``.
 """

@@ -15,7 +15,6 @@ import jax
 import ray
 
 from cluster.process.actor import GroupActor
-from cluster.process.agreement import Agreement
 from cluster.protocol.endpoint import Endpoint
 from cluster.recovery.store import Chunk, DamagedCopyError, Snapshot, SnapshotStore, restore
 from mpmd.runtime.lost_values import LostValue
@@ -63,8 +62,6 @@ class RecoverableActor(GroupActor):
     def adopt(self, endpoint: Endpoint) -> None:
         """Makes a spare process one of a group. Call ``open`` next."""
         self._endpoint = endpoint
-        self._mpmd_idx = endpoint.mpmd_idx
-        self._agreement = Agreement(endpoint.rank, endpoint.shape.num_processes, self._activity)
 
     # A process that others leave.
 
@@ -83,7 +80,7 @@ class RecoverableActor(GroupActor):
             self._forever = threading.Event()
             if self._server is not None:
                 self._server.stop_listening()
-            self._router.reset()
+            self._router.close()
         with self._shipping:
             self._shipments.clear()
             self._cancelled.clear()

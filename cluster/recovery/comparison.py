@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster.recovery.report import COMPUTED, UNLOCATED, CorruptionReport
-from mpmd.runtime.digests import DigestedEvent, EventKind, ProcessDigests
+from mpmd.runtime.digests import DigestedMessage, ProcessDigests
 from mpmd.runtime.requests import StepReply
 
 Replies = Mapping[int, Mapping[int, StepReply | None]]
@@ -94,34 +94,33 @@ def _report(
 def _in_step(one: StepReply | None, other: StepReply | None) -> _Deviation | None:
     if one is None or other is None:
         return None if one is other else _Deviation(None, "the step failed only once")
-    if differing := list(_differing_events(one, other)):
+    if differing := list(_differing_messages(one, other)):
         begin = min(position for position, _, _ in differing)
         pairs = [(before, now) for position, before, now in differing if position == begin]
         devices = tuple(
-            ours.device
+            device
             for before, now in pairs
-            for ours, theirs in zip(before.digests, now.digests, strict=True)
-            if ours != theirs
+            for device, digest in before.digests.items()
+            if now.digests.get(device) != digest
         )
-        event, _ = pairs[0]
-        if event.kind is EventKind.RECEIVED:
-            return _Deviation(False, f"message {event.name} from group {event.peer}", devices, event.peer)
-        return _Deviation(True, f"message {event.name} to group {event.peer}", devices)
+        first, _ = pairs[0]
+        if first.is_received:
+            return _Deviation(False, f"message {first.tag} from group {first.peer}", devices, first.peer)
+        return _Deviation(True, f"message {first.tag} to group {first.peer}", devices)
     if any(
         handle not in other.inline or array.tobytes() != other.inline[handle].tobytes()
         for handle, array in one.inline.items()
     ):
-        return _Deviation(True if one.events and other.events else None, "a result of the step")
+        return _Deviation(True if one.messages and other.messages else None, "a result of the step")
     return None
 
 
-def _differing_events(one: StepReply, other: StepReply) -> Iterator[tuple[int, DigestedEvent, DigestedEvent]]:
-    """The events that differ, in each process of a group; with their positions in the process's program."""
-    events = {process.rank: process.events for process in one.events}
-    for process in other.events:
-        pairs = zip(
-            events.get(process.rank, ()), process.events, strict=False
-        )  # none in a run without digests
+def _differing_messages(
+    one: StepReply, other: StepReply
+) -> Iterator[tuple[int, DigestedMessage, DigestedMessage]]:
+    """The messages that differ, in each process of a group; with their positions in the process's program."""
+    for rank, messages in other.messages.items():
+        pairs = zip(one.messages.get(rank, ()), messages, strict=False)  # none in a run without digests
         for position, (before, now) in enumerate(pairs):
             if before != now:
                 yield position, before, now
@@ -131,7 +130,7 @@ def _in_values(first: StepsRun, second: StepsRun) -> dict[int, _Deviation]:
     replies = [
         reply for run in (first, second) for of_step in run.replies.values() for reply in of_step.values()
     ]
-    has_digests = bool(replies) and all(reply is not None and reply.events for reply in replies)
+    has_digests = bool(replies) and all(reply is not None and reply.messages for reply in replies)
     known = {(process.mpmd_idx, process.rank): process.values for process in first.processes}
     deviations: dict[int, _Deviation] = {}
     for process in second.processes:

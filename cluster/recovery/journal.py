@@ -32,7 +32,7 @@ import numpy as np
 
 from cluster.recovery.logged import Asked, LoggedSnapshot, LoggedStep
 from mpmd.errors import RecoveryError, StepAborted
-from mpmd.runtime.requests import CopyOut, Fetch, Handle, Released, Request, StepReply, StepRequest
+from mpmd.runtime.requests import CopyOut, Fetch, Handle, Read, Released, Request, StepReply, StepRequest
 
 FROM_DISK = "Start again from a checkpoint on disk"
 
@@ -143,7 +143,8 @@ class Journal:
 
     @property
     def repeatable(self) -> tuple[Asked, ...]:
-        return tuple(entry for entry in self._log if entry.makes_values)
+        """The requests that make or read values."""
+        return tuple(entry for entry in self._log if entry.kind in (StepRequest, Read))
 
     # What is answered.
 
@@ -158,12 +159,12 @@ class Journal:
             return []
         request.waiting.remove(mpmd_idx)
         if isinstance(request, LoggedStep):
-            request.events.pop(mpmd_idx, None)
+            request.messages.pop(mpmd_idx, None)
         if error is not None:
             request.errors[mpmd_idx] = error
             return self._go_on()
         if isinstance(request, LoggedStep):
-            request.events[mpmd_idx] = result.events
+            request.messages[mpmd_idx] = result.messages
         if mpmd_idx not in request.answers:
             request.results[mpmd_idx] = result
         elif not _repeats(request.answers[mpmd_idx], result):

@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import enum
 import functools
-import queue
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -75,8 +74,7 @@ class Ledger:
       error: why nothing works any more.
       dead: the groups that are being replaced, and why.
       releases: what groups are to drop with a later request.
-      unwritten: copies that are perhaps still to be written to storage.
-      freed: unwritten copies that are dropped, in a thread that may hold any lock; ``None`` asks for a look.
+      unwritten: copies that are perhaps still to be written to storage; shrinks without the lock.
       unlogged: the answers that are awaited to requests that are not logged.
     """
 
@@ -98,7 +96,6 @@ class Ledger:
         self.left_out = LeftOut(frozenset(left_out))
         self.logged = frozenset(range(len(groups.processes_per_group))) - self.left_out.groups
         self.dead: dict[int, GroupDiedError] = {}
-        self.freed: queue.SimpleQueue[Handle | None] = queue.SimpleQueue()
         self.unwritten: set[Handle] = set()
         self.unlogged: set[Future] = set()
         self.releases = Releases(groups, self.journal, released)
@@ -125,9 +122,6 @@ class Ledger:
     @property
     def awaits_checkpoint(self) -> bool:
         return self.journal.keeps_copies or bool(self.unwritten)
-
-    def quiesce(self) -> None:
-        self.state = State.QUIESCING
 
     def resume(self) -> None:
         self.state = State.RUNNING
@@ -163,10 +157,9 @@ class Ledger:
             for mpmd_idx, (first, loss) in self._lost_before.items()
             if mpmd_idx in requests and min(requests[mpmd_idx].handles, default=first) < first
         ]
-        if lost:
-            losses += [
-                lost[handle] for each in requests.values() for handle in each.handles if handle in lost
-            ]
+        if lost:  # which may lose entries meanwhile
+            named = (lost.get(handle) for each in requests.values() for handle in each.handles)
+            losses += [loss for loss in named if loss is not None]
         if not losses:
             return None
         for request in requests.values():
@@ -302,7 +295,7 @@ class Ledger:
             self.end(changed)
         if journal.failed is not None and not journal.is_suspended:
             if self.is_running:
-                self.quiesce()
+                self.state = State.QUIESCING
             journal.suspend()
         self.notify()
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
-from mpmd.runtime.digests import ProcessEvents
+from mpmd.runtime.digests import DigestedMessages
 from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import Handle, Read, Released, Request, StepReply, StepRequest
 
@@ -49,11 +49,6 @@ class Asked:
         return frozenset(self.requests)
 
     @property
-    def makes_values(self) -> bool:
-        """Whether the requests make or read values, which a replay has to repeat."""
-        return self.kind is StepRequest or self.kind is Read
-
-    @property
     def is_of_one_attempt(self) -> bool:
         """Whether the results of all groups have to be of the same attempt."""
         return False
@@ -68,12 +63,12 @@ class LoggedStep(Asked):
 
     Attributes:
       nbytes: of the host arrays that it sends; one that several groups get counts once.
-      events: the messages of the last run on each group that has run it, with digests, if it has any.
+      messages: of the last run on each group that has run it; without any if these have no digests.
       failure: why it has failed, or cannot run because an earlier step has: it is not run again.
     """
 
     nbytes: int = dataclasses.field(init=False)
-    events: dict[int, tuple[ProcessEvents, ...]] = dataclasses.field(init=False, default_factory=dict)
+    messages: dict[int, DigestedMessages] = dataclasses.field(init=False, default_factory=dict)
     failure: str | None = dataclasses.field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -111,11 +106,11 @@ class LoggedStep(Asked):
     @property
     def replies(self) -> dict[int, StepReply | None]:
         """The replies of all groups, with the fields that ``compare`` reads; empty if the step has failed."""
-        if self.failure is not None or self.events.keys() != self.groups:
+        if self.failure is not None or self.messages.keys() != self.groups:
             return {}
         return {
-            mpmd_idx: StepReply(self.answers[mpmd_idx] or {}, events=events)
-            for mpmd_idx, events in self.events.items()
+            mpmd_idx: StepReply(self.answers[mpmd_idx] or {}, messages=messages)
+            for mpmd_idx, messages in self.messages.items()
         }
 
     def adopt(self, replies: Mapping[int, StepReply | None]) -> None:
@@ -124,7 +119,7 @@ class LoggedStep(Asked):
         The user's answers may be wrong: a later run need not repeat them.
         """
         self.answers = dict.fromkeys(self.answers)
-        self.events = {mpmd_idx: reply.events for mpmd_idx, reply in replies.items() if reply is not None}
+        self.messages = {mpmd_idx: reply.messages for mpmd_idx, reply in replies.items() if reply is not None}
 
     def __str__(self) -> str:
         return f"step {self.ordinal}"

@@ -19,7 +19,6 @@ from cluster.recovery.ledger import Ledger
 from cluster.recovery.processes import Processes
 from cluster.recovery.report import DRAINED, GROWN, REPLACED, SHRUNK, Phases
 from mpmd.errors import GroupDiedError
-from mpmd.runtime.requests import Handle
 
 _LOOK_SECONDS = 1.0
 
@@ -74,12 +73,14 @@ class Moves:
     Attributes:
       under_way: the move that was begun, until what the group has left is given back.
       leaving: the groups whose nodes are to end, or that move: their death is no failure.
+      looks: has an item for each look after the groups that is not to wait. Callers may hold any lock.
       said: by group, why it does not move, as the user was told; ``None`` stands for all groups.
     """
 
     def __init__(self, ledger: Ledger, processes: Processes, background: Background):
         self.under_way: Move | None = None
         self.leaving: set[int] = set()
+        self.looks: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.said: dict[int | None, str] = {}
         self._ledger = ledger
         self._processes = processes
@@ -93,20 +94,17 @@ class Moves:
         return move is not None and move.is_ready and self._is_possible(move)
 
     def start(self) -> None:
-        watching = weakref.ref(self), self._ledger.freed
+        watching = weakref.ref(self), self.looks
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
     def look_after(self) -> None:
         """Moves the groups that are to move, in another thread. Is called now and then, by one thread."""
-        if not self._is_looking and not self._ledger.dead:
-            self._is_looking = True
-            self._background.start("moves", self._look)
-
-    def note_freed(self, copy: Handle) -> None:
-        """A copy for storage is written, or nobody will write it."""
         with self._ledger.changed:
-            self._ledger.unwritten.discard(copy)
-            self._ledger.notify()
+            self._ledger.notify()  # a copy may not have to be written any more
+            if self._is_looking or self._ledger.dead:
+                return
+            self._is_looking = True
+        self._background.start("moves", self._look)
 
     def _look(self) -> None:
         try:
@@ -221,17 +219,13 @@ class Moves:
 _SAVING = "a checkpoint is being saved"
 
 
-def _watch(moves: weakref.ref[Moves], wake: queue.SimpleQueue[Handle | None]) -> None:
+def _watch(moves: weakref.ref[Moves], looks: queue.SimpleQueue[None]) -> None:
     """Looks after the places now and then, in a thread that does not keep the mesh alive."""
     while True:
-        freed = None
         with contextlib.suppress(queue.Empty):
-            freed = wake.get(timeout=_LOOK_SECONDS)
+            looks.get(timeout=_LOOK_SECONDS)
         alive = moves()
         if alive is None or alive._background.has_ended:
             return
-        if freed is None:
-            alive.look_after()
-        else:
-            alive.note_freed(freed)
+        alive.look_after()
         del alive

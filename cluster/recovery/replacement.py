@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cluster.driver.runtime import LoadRequests
 from cluster.recovery.allocations import NoAllocationError
-from cluster.recovery.copies import Copies
+from cluster.recovery.copies import Copies, CopiesLostError
 from cluster.recovery.journal import BEGINNING, FROM_DISK
-from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.logged import Asked, LoggedStep
 from cluster.recovery.policy import FailureCounter
 from cluster.recovery.processes import Processes, SupersededError

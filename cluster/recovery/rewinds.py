@@ -17,9 +17,8 @@ from typing import NamedTuple
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.recovery.background import Background
 from cluster.recovery.comparison import Replies, StepsRun, compare
-from cluster.recovery.copies import Copies
+from cluster.recovery.copies import Copies, CopiesLostError
 from cluster.recovery.journal import changed_result
-from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.ledger import Ledger
 from cluster.recovery.logged import Asked, LoggedStep
 from cluster.recovery.policy import Recovery

@@ -31,7 +31,6 @@ from cluster.recovery.supervisor import Supervisor
 from cluster.tcp.connection import Connection
 from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
-from mpmd.runtime.fetch_kept import drop_kept, fetch_kept
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import LoadedProgram, Runtime
@@ -109,11 +108,6 @@ class RecoveringRuntime(Runtime):
     @property
     def attempt(self) -> int:
         return self._ledger.journal.attempt + self._supervisor.rewinds.count
-
-    @property
-    def logged_bytes(self) -> int:
-        """The host arrays of the steps that would be run again."""
-        return self._ledger.journal.nbytes
 
     @property
     def is_copying(self) -> bool:
@@ -207,9 +201,11 @@ class RecoveringRuntime(Runtime):
         return self._ledger.ask_first(self._ledger.journal.add({mpmd_idx: request}))[mpmd_idx]
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
-        if handle in self._ledger.unwritten:
-            self._ledger.freed.put(handle)
-        self._ledger.left_out.lost.pop(handle, None)
+        ledger = self._ledger
+        ledger.left_out.lost.pop(handle, None)
+        if handle in ledger.unwritten:  # the caller may hold any lock, so another thread notifies
+            ledger.unwritten.discard(handle)
+            self._supervisor.moves.looks.put(None)
         super().free(mpmd_idxs, handle)
 
     def find_nonfinite(self, refused: NonFinitePolicy, to: Path | None) -> FoundValue | None:
@@ -219,14 +215,14 @@ class RecoveringRuntime(Runtime):
         for kept in rewound.kept:
             at = (kept.step, kept.captured.mpmd_idx)
             if to is None or found is None or at != (found.step, found.mpmd_idx):
-                drop_kept(self, kept.captured)
+                self.drop_kept(kept.captured)
             elif self._write_kept(kept, to):
                 found = found._replace(path=str(to))
         return found
 
     def _write_kept(self, kept: KeptHere, to: Path) -> bool:
         try:
-            task = fetch_kept(self, kept.captured, kept.error)
+            task = self.fetch_kept(kept.captured, kept.error)
             with jax.debug_nans(False), jax.debug_infs(False):
                 self.captures.write(kept.program, task, to)
         except (OSError, RuntimeError) as fault:  # what was found is to be told in any case
@@ -255,7 +251,7 @@ class RecoveringRuntime(Runtime):
             )
         with ledger.changed:
             allocations.num_own = num_places
-            ledger.freed.put(None)
+            moves.looks.put(None)
             ledger.wait_for(lambda: self._is_settled or ledger.left_out.fault_of(self._late), timeout)
             if fault := ledger.left_out.fault_of(self._late):
                 raise RuntimeError(f"resize({num_places}): {fault}")
@@ -293,7 +289,7 @@ class RecoveringRuntime(Runtime):
                     self._supervisor.note_death(death)
             dead = ledger.left_out.dead
             wanted.update(dead.keys() & set(mpmd_idxs))
-            ledger.freed.put(None)
+            moves.looks.put(None)
             has_ended = ledger.wait_for(
                 lambda: not (ledger.dead or dead.keys() & set(mpmd_idxs)),
                 max(0.0, deadline - time.monotonic()),

@@ -124,7 +124,7 @@ class Spares:
             while len(self._spares) < self._num_spares and not self.allocations.is_short:
                 allocation = self._free.pop() if self._free else None
                 if allocation is None or self.allocations.node_of(allocation) not in good:
-                    allocation = self.allocations.request_spare(self.starter.resources[0].bundle)
+                    allocation = self.allocations.request_spare(self.starter.bundles[0])
                 self._spares.append(_Standby(self.starter.start(0, allocation), allocation))
             self._free.clear()
             standing_by = [*self._spares, *self._prepared.values()]

@@ -14,6 +14,7 @@ from cluster.protocol.digests import digest_of
 from cluster.recovery.journal import BEGINNING
 from mpmd.ir.plan import Spec
 from mpmd.ir.reshard import Box, box_of
+from mpmd.runtime.digests import bytes_of
 from mpmd.runtime.lost_values import LostValue
 from mpmd.runtime.requests import Handle, Released, Request
 from mpmd.sharding import spec_of, to_sharding
@@ -70,7 +71,7 @@ Saved = SavedValue | LostValue
 def save(array: jax.Array, submesh: jax.sharding.Mesh, allocate: Allocate) -> SavedValue:
     """Copies what this process has of an array to host memory; of equal shards, one."""
     shards = {box_of(shard.index, array.shape): shard.data for shard in array.addressable_shards}
-    data = {box: _bytes(np.asarray(shard)) for box, shard in shards.items()}
+    data = {box: bytes_of(np.asarray(shard)) for box, shard in shards.items()}
     return SavedValue(
         shape=array.shape,
         dtype=array.dtype,
@@ -115,25 +116,21 @@ class SnapshotStore:
 
     def take(
         self, number: int, values: Mapping[Handle, jax.Array | LostValue], submesh: jax.sharding.Mesh
-    ) -> int:
-        """Makes a snapshot: copies the values that the store does not have. Returns the bytes copied."""
-        nbytes = 0
+    ) -> None:
+        """Makes a snapshot: copies the values that the store does not have."""
         fresh = values.keys() - self._values.keys()
         try:
             for handle in fresh:
                 value = values[handle]
-                if isinstance(value, LostValue):
-                    self._values[handle] = value
-                else:
-                    self._values[handle] = saved = save(value, submesh, self._allocate)
-                    nbytes += saved.nbytes
+                self._values[handle] = (
+                    value if isinstance(value, LostValue) else save(value, submesh, self._allocate)
+                )
         except MemoryError:
             for handle in fresh:
                 self._values.pop(handle, None)
             self._free.clear()  # others on this host need the memory
             raise
         self._finish(number, frozenset(values))
-        return nbytes
 
     def chunks(self, number: int, base: int) -> list[Chunk]:
         """The values that a snapshot has and an earlier one has not, in pieces that travel one by one."""
@@ -207,8 +204,3 @@ def _filled(allocate: Allocate, data: np.ndarray) -> np.ndarray:
     buffer = allocate(data.nbytes)
     np.copyto(buffer, data)
     return buffer
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    """The bytes of an array, as a view if it is contiguous."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -13,9 +13,8 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from cluster.recovery.background import Background
-from cluster.recovery.copies import Copies
+from cluster.recovery.copies import Copies, CopiesLostError
 from cluster.recovery.journal import BEGINNING
-from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.ledger import Ledger, State
 from cluster.recovery.logged import Asked, LoggedStep
 from cluster.recovery.moves import Moves
@@ -35,7 +34,6 @@ from cluster.recovery.report import (
     DIED,
     FAILED,
     CorruptionReport,
-    Phases,
     RecoveryReport,
 )
 from cluster.recovery.rewinds import NOTHING, RewindRequest, Rewinds, Rewound
@@ -97,7 +95,7 @@ class Supervisor:
             self._processes.stop.set()
             self.background.start("release", self._processes.release)
         if ledger.is_running and (self.snapshots.is_due or self.rewinds.asked or self.moves.is_ready):
-            ledger.quiesce()
+            ledger.state = State.QUIESCING
         if not self._is_working and (self._replacement is not None or ledger.is_quiet):
             self.background.start("recovery", self._work)
 
@@ -145,7 +143,8 @@ class Supervisor:
         ledger, journal = self._ledger, self._journal
         if (step := journal.failed) is not None:
             self.rewinds.interrupt()
-            reason = self._reason(f"{step} failed, and all groups go back to before it", min(step.groups))
+            text = f"{step} failed, and all groups go back to before it"
+            reason = GroupDiedError(text, min(step.groups))
             return self._begin_going_back(reason, step)
         if journal.unasked:  # since groups were to be quiet: they are asked in the order of the log
             ledger.resume()
@@ -175,20 +174,16 @@ class Supervisor:
                     self._replace(error, self._journal.current_step(mpmd_idx), DIED)
             ledger.notify()
 
-    def _replace(
-        self, death: GroupDiedError, step: LoggedStep | None, kind: str, phases: Phases | None = None
-    ) -> None:
+    def _replace(self, death: GroupDiedError, step: LoggedStep | None, kind: str) -> Replacement:
         """Has dead groups replaced, and all groups connect again and go back."""
         self._ledger.suspend()
         self.snapshots.is_due = False
         self.rewinds.interrupt()
-        self._replacement = self._new_replacement(death, step, kind, phases)
+        self._replacement = replacement = self._new_replacement(death, step, kind)
+        return replacement
 
-    def _new_replacement(
-        self, death: GroupDiedError, step: LoggedStep | None, kind: str, phases: Phases | None = None
-    ) -> Replacement:
-        processes = self._groups.processes_per_group
-        return Replacement(death, step, kind, processes, self._failures, phases or Phases())
+    def _new_replacement(self, death: GroupDiedError, step: LoggedStep | None, kind: str) -> Replacement:
+        return Replacement(death, step, kind, self._groups.processes_per_group, self._failures)
 
     def _replace_for(self, kind: str, error: BaseException | None = None) -> None:
         """As ``_replace``, for deaths that were noted while groups went back, or else for an error."""
@@ -201,9 +196,9 @@ class Supervisor:
             reason = f"all groups went back, and one could not: {error}"
             self._replace(self._reason(reason), self._journal.failed, kind)
 
-    def _reason(self, text: str, mpmd_idx: int | None = None) -> GroupDiedError:
-        """The reason to go back with nobody dead, by default in the name of the first group."""
-        return GroupDiedError(text, min(self._ledger.logged, default=0) if mpmd_idx is None else mpmd_idx)
+    def _reason(self, text: str) -> GroupDiedError:
+        """The reason to go back with nobody dead, in the name of the first group."""
+        return GroupDiedError(text, min(self._ledger.logged, default=0))
 
     def _recover(self) -> None:
         ledger, replacement = self._ledger, self._replacement
@@ -335,7 +330,7 @@ class Supervisor:
             self._settle_rewind(rewound)
         elif reaction == REPLACE and found.kind == COMPUTED:
             for i in found.mpmd_idxs:
-                self._ledger.dead[i] = self._reason(f"group {i} has computed or kept wrong bits", i)
+                self._ledger.dead[i] = GroupDiedError(f"group {i} has computed or kept wrong bits", i)
             self.rewinds.interrupt(rewound)
             self._replace_for(CORRUPTED)
         else:
@@ -370,7 +365,8 @@ class Supervisor:
         move.has_left = True
         self.moves.leaving.add(move.mpmd_idx)
         ledger.dead[move.mpmd_idx] = move.death
-        self._replace(move.death, None, move.kind, move.phases)
+        replacement = self._replace(move.death, None, move.kind)
+        replacement.phases = move.phases
 
 
 def _weakly(method: Callable) -> Callable:

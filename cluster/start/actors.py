@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -10,30 +10,29 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cluster.process.actor import GroupActor
-from cluster.protocol.endpoint import Endpoint
 from cluster.start.environment import visible_devices
-from cluster.start.process_resources import ProcessResources
+from cluster.start.processes import PlannedProcesses
 from cluster.start.resources import Allocation, Reservation
 
 
 class ActorStarter:
     def __init__(
         self,
-        endpoints: Sequence[Endpoint],
-        resources: Sequence[ProcessResources],
+        processes: PlannedProcesses,
+        runtime_envs: Sequence[Mapping[str, Any]],
         compilation_cache: str | None,
-        actor_class: type[GroupActor] = GroupActor,
+        actor_class: type[GroupActor],
     ):
-        self.endpoints = tuple(endpoints)
-        self.resources = tuple(resources)
+        self.endpoints = processes.endpoints
+        self.bundles = processes.bundles
+        self._runtime_envs = runtime_envs
         self._compilation_cache = compilation_cache
         self._actor_class = ray.remote(concurrency_groups=dict(actor_class.CONCURRENCY_GROUPS))(actor_class)  # type: ignore[call-overload]
 
     def start(self, number: int, allocation: Allocation) -> ActorHandle:
-        resources = self.resources[number]
-        runtime_env = dict(resources.runtime_env)
+        bundle, runtime_env = self.bundles[number], dict(self._runtime_envs[number])
         if isinstance(allocation, Reservation):
-            cpus, gpus = resources.bundle["CPU"], resources.bundle.get("GPU", 0)
+            cpus, gpus = bundle["CPU"], bundle.get("GPU", 0)
             where: Any = PlacementGroupSchedulingStrategy(allocation.placement_group, allocation.bundle_index)
         else:
             cpus = gpus = 0

@@ -22,7 +22,6 @@ from cluster.tcp.listener import OUT_OF_RESOURCES
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY, choose
 from mpmd.errors import GroupDiedError
 from mpmd.ir.plan import Edge
-from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 
 _CHECK_SECONDS = 0.25
@@ -145,7 +144,6 @@ class Connected(NamedTuple):
 def connect(
     actors: StartingActors,
     infos: Sequence[ProcessInfo],
-    shapes: tuple[GroupShape, ...],
     transport: str,
     encryption: bool | None,
     undo: contextlib.ExitStack,
@@ -155,7 +153,7 @@ def connect(
     Raises: ``ValueError`` when the transport cannot connect them, ``RuntimeError`` when one is not reached.
     """
     transports = choose(transport, infos)
-    topology = Topology(shapes, gathering_edges(infos, transports))
+    topology = Topology(actors.processes[0].groups, gathering_edges(infos, transports))
     connect_groups(actors, infos, transports, topology.gathering, encryption)
     connections: list[Connection] = []
     if transport != OBJECT_STORE:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from mpmd.validation import Fault, int_fault, raise_faults, shown, str_fault, type_fault
+from cluster.start.shapes import axes_faults
+from mpmd.validation import Fault, raise_faults, shown, str_fault, type_fault
 
 SHAPES = 'a dict of names and shapes, as {"actor": {"stage": 4}, "sampler": {"stage": 2, "model": 2}}'
 
@@ -59,9 +60,7 @@ def _type_faults(parts: Mapping[Any, Any]) -> Iterator[Fault | None]:
         if fault is None:
             if not shape:
                 yield ValueError(f"parts[{name!r}] has no axis; give {SHAPES}")
-            for axis, size in shape.items():
-                yield str_fault(f"the name of an axis in parts[{name!r}]", axis)
-                yield int_fault(f"parts[{name!r}][{axis!r}]", size)
+            yield from axes_faults(f"parts[{name!r}]", shape)
 
 
 def _axis_faults(parts: Mapping[str, Mapping[str, int]], axis: str, is_first: bool) -> Iterator[Fault | None]:

@@ -1,14 +1,16 @@
-"""The processes of the groups that ``launch`` is asked for, and the resources of each."""
+"""The processes of the groups that ``launch`` is asked for, their resources and environments."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.protocol.endpoint import Endpoint, endpoints
+from cluster.start.environment import actor_environment, gpu_memory
 from cluster.start.ray_connection import default_platform
-from cluster.start.resources import ACCELERATOR_TYPE, Bundle, fitting_cpus, live_nodes
+from cluster.start.resources import ACCELERATOR_TYPE, Bundle, fitting_cpus, live_nodes, threads_per_process
 from cluster.start.shapes import GPU_PLATFORMS, MOST_PROCESSES, LaunchRequest, accelerator_types_of, shapes_of
 from mpmd.ir.reshard import GroupShape
 from mpmd.validation import counted
@@ -27,10 +29,6 @@ class PlannedProcesses:
     platform: str
     endpoints: tuple[Endpoint, ...]
     bundles: Sequence[Bundle]
-
-    @property
-    def shapes(self) -> tuple[GroupShape, ...]:
-        return self.endpoints[0].groups
 
     @property
     def teams(self) -> list[list[int]]:
@@ -91,3 +89,33 @@ def check_room(num_processes: int, num_spares: int, nodes: Sequence[Mapping[str,
             f"{_PROCESS_BYTES >> 20} MiB, the least that a process takes before it has any value. "
             "Ask for fewer groups, or add nodes"
         )
+
+
+def runtime_envs_of(
+    processes: PlannedProcesses,
+    nodes: Sequence[str],
+    request: LaunchRequest,
+    runtime_env: Mapping[str, Any],
+    may_share: bool,
+) -> list[dict[str, Any]]:
+    """``nodes`` has the node of each process. With ``may_share``, no group takes all memory of a device."""
+    variables = runtime_env.get("env_vars") or {}
+    shares_of_nodes = threads_per_process(nodes)
+    runtime_envs = []
+    for number, endpoint in enumerate(processes.endpoints):
+        shape, num_threads = endpoint.shape, shares_of_nodes[number]
+        if request.cpus_per_group:
+            num_threads = int(max(request.cpus_per_group / shape.num_processes, 1))
+        memory = {}
+        if processes.platform in GPU_PLATFORMS:
+            memory = gpu_memory(variables, processes.bundles[number].get("GPU"), may_share)
+        environment = actor_environment(
+            variables={**memory, **variables},
+            xla_flags=os.environ.get("XLA_FLAGS", ""),
+            platform=processes.platform,
+            num_devices=shape.devices_per_process,
+            num_threads=num_threads,
+            num_processes=shape.num_processes,
+        )
+        runtime_envs.append({**runtime_env, "env_vars": environment})
+    return runtime_envs

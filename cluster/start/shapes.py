@@ -247,13 +247,7 @@ def _submeshes_faults(request: LaunchRequest) -> Iterator[Fault | None]:
         yield ValueError(
             "groups is empty: give the axes of each group's submesh, such as [{'data': 4}, {'data': 2}]"
         )
-    sizes = [
-        fault
-        for name, axes in shapes.items()
-        for axis, size in axes.items()
-        for fault in (str_fault(f"the name of an axis in {name}", axis), int_fault(f"{name}[{axis!r}]", size))
-        if fault
-    ]
+    sizes = [fault for name, axes in shapes.items() for fault in axes_faults(name, axes) if fault]
     yield from sizes
     if not sizes:
         num_groups = len(shapes) if mpmd_axis is None else shapes.get("mesh_shape", {}).get(mpmd_axis, 1)
@@ -263,6 +257,12 @@ def _submeshes_faults(request: LaunchRequest) -> Iterator[Fault | None]:
                 "processes that a Ray cluster can have"
             )
         yield device_count_fault(sum(math.prod(axes.values()) for axes in shapes.values()))
+
+
+def axes_faults(name: str, axes: Mapping[Any, Any]) -> Iterator[Fault | None]:
+    for axis, size in axes.items():
+        yield str_fault(f"the name of an axis in {name}", axis)
+        yield int_fault(f"{name}[{axis!r}]", size)
 
 
 def _named_axes_faults(request: LaunchRequest, submeshes: Sequence[Mapping[str, int]]) -> Iterator[Fault]:

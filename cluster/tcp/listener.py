@@ -12,9 +12,10 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from cluster.tcp import handshake
+from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
 from cluster.tcp.handshake import AuthenticatedPeer, SocketWait, authenticate
 
@@ -30,11 +31,7 @@ _LASTING_SECONDS = 10.0
 """The seconds after which ``accept`` fails, if no connection could be opened meanwhile."""
 
 
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
-LinkT = TypeVar("LinkT", bound=Closable)
+LinkT = TypeVar("LinkT", Connection, socket.socket)
 
 
 class Listener(abc.ABC, Generic[LinkT]):

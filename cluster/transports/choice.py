@@ -90,16 +90,18 @@ def holdings(
       chosen: the result of ``choose``.
       platform: the platform of the groups' devices.
     """
-    rules = {OBJECT_STORE: Holding.ELSEWHERE, DEVICE: Holding.COPIED}
-    if platform == "cpu":
-        rules |= {SHARED_MEMORY: Holding.SLOTS, NETWORK: Holding.KEPT}
-    else:
-        rules |= {SHARED_MEMORY: Holding.ELSEWHERE, NETWORK: Holding.ELSEWHERE}
     by_memory = [Holding.ELSEWHERE, Holding.COPIED, Holding.KEPT, Holding.SLOTS]
     holding_of: dict[Edge, Holding] = {}
     for (i, j), name in chosen.items():
         a, b = processes[i].mpmd_idx, processes[j].mpmd_idx
         for edge in ((a, b), (b, a)):
             so_far = holding_of.get(edge, Holding.ELSEWHERE)
-            holding_of[edge] = max(so_far, rules[name], key=by_memory.index)
+            holding_of[edge] = max(so_far, holding_by(name, platform), key=by_memory.index)
     return holding_of
+
+
+def holding_by(transport: str, platform: str) -> Holding:
+    if transport == DEVICE:
+        return Holding.COPIED
+    rules = {SHARED_MEMORY: Holding.SLOTS, NETWORK: Holding.KEPT} if platform == "cpu" else {}
+    return rules.get(transport, Holding.ELSEWHERE)

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from mpmd.runtime.transport import Array
@@ -88,6 +89,12 @@ def decode_types(encoded: bytes | bytearray) -> ArrayTypes:
         types.append((np.dtype(name), struct.unpack_from(sizes, encoded, position)))
         position += struct.calcsize(sizes)
     return tuple(types)
+
+
+def copy_shards(array: jax.Array, destination: np.ndarray) -> None:
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            destination[shard.index] = np.asarray(shard.data)
 
 
 def round_up(nbytes: int, unit: int) -> int:

@@ -86,14 +86,11 @@ class Router:
         for transport in self._transports.values():
             transport.interrupt()
 
-    def reset(self) -> None:
+    def close(self) -> None:
         """Ends all connections, whether they are complete or not; then ``listen`` makes new ones.
 
         Those who hold this object, such as loaded programs, use the new ones. No thread may send or wait.
         """
-        self.close()
-
-    def close(self) -> None:
         if self._inbox.is_closed:
             return
         for transport in self._transports.values():

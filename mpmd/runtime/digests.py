@@ -6,7 +6,6 @@ A digest is XXH3 of 64 bits, which misses one change in 2^64, and is faster than
 from __future__ import annotations
 
 import dataclasses
-import enum
 import os
 import pathlib
 import platform
@@ -25,40 +24,22 @@ HOST = "the host"
 """The device of a value that is in the host's memory."""
 
 
-class EventKind(enum.Enum):
-    RECEIVED = "received"
-    SENT = "sent"
-
-
-class DeviceDigest(NamedTuple):
-    device: str
-    digest: int
-
-
-class DigestedEvent(NamedTuple):
-    """A message that a process has received or sent in a step, with digests of its values.
+class DigestedMessage(NamedTuple):
+    """A message that a process has received or sent in a step.
 
     Attributes:
-      name: the number of the message.
       peer: the other group.
+      digests: of its values, by device.
     """
 
-    kind: EventKind
-    name: str
+    is_received: bool
+    tag: int
     peer: int
-    digests: tuple[DeviceDigest, ...]
-
-    @classmethod
-    def of(
-        cls, kind: EventKind, tag: int, peer: int, values: Sequence[jax.Array | np.ndarray]
-    ) -> DigestedEvent:
-        return cls(kind, str(tag), peer, digests_by_device(values))
+    digests: Mapping[str, int]
 
 
-@dataclasses.dataclass(frozen=True)
-class ProcessEvents:
-    rank: int
-    events: tuple[DigestedEvent, ...]
+DigestedMessages = Mapping[int, tuple[DigestedMessage, ...]]
+"""The messages of a group's processes in a step, in the order of the program, by the rank of the process."""
 
 
 class ShardDigest(NamedTuple):
@@ -120,13 +101,13 @@ def process_digests(
     return ProcessDigests(mpmd_idx, rank, place, _computing_kind(devices), digests)
 
 
-def digests_by_device(values: Sequence[jax.Array | np.ndarray]) -> tuple[DeviceDigest, ...]:
+def digests_by_device(values: Sequence[jax.Array | np.ndarray]) -> dict[str, int]:
     """For each device of this process, the digest of all that it has of the values."""
     states: dict[str, xxhash.xxh3_64] = {}
     for value in values:
         for device, data in _pieces(value):
-            states.setdefault(device, xxhash.xxh3_64()).update(data)
-    return tuple(DeviceDigest(device, state.intdigest()) for device, state in states.items())
+            states.setdefault(device, xxhash.xxh3_64()).update(data.data)
+    return {device: state.intdigest() for device, state in states.items()}
 
 
 _PROCESSOR_LINES = (
@@ -163,17 +144,18 @@ def _processor() -> str:
     return told or platform.processor() or platform.machine()
 
 
-def _pieces(value: jax.Array | np.ndarray) -> Iterator[tuple[str, memoryview]]:
+def _pieces(value: jax.Array | np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     if isinstance(value, np.ndarray):
-        yield HOST, _bytes(value)
+        yield HOST, bytes_of(value)
         return
     for shard in value.addressable_shards:
-        yield str(shard.device), _bytes(np.asarray(shard.data))
+        yield str(shard.device), bytes_of(np.asarray(shard.data))
 
 
 def _digest_of(data: jax.Array) -> int:
-    return xxhash.xxh3_64_intdigest(_bytes(np.asarray(data)))
+    return xxhash.xxh3_64_intdigest(bytes_of(np.asarray(data)).data)
 
 
-def _bytes(array: np.ndarray) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+def bytes_of(array: np.ndarray) -> np.ndarray:
+    """The bytes of an array, as a view if it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -14,7 +14,6 @@ import numpy as np
 
 from mpmd.ir.plan import Name, Plan
 from mpmd.ir.routes import held_specs
-from mpmd.runtime.device_values import is_readable, put
 from mpmd.runtime.operations import CheckValues, Compiled, Operations, StepState
 from mpmd.runtime.requests import INLINE_BYTES
 from mpmd.runtime.transport import Transport
@@ -47,51 +46,50 @@ class Executor:
         transport: Transport,
     ):
         specs = held_specs(plan, mpmd_idx, submesh.shape)
-        self.shardings = {name: to_sharding(spec, submesh) for name, spec in specs.items()}
+        self.shardings = shardings = {name: to_sharding(spec, submesh) for name, spec in specs.items()}
         self.executables: Mapping[str, Any] = executables  # compiled by JAX, or what wraps that
         self.enable_x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
         self.synchronous = submesh.devices.flat[0].platform == "cpu"
         inputs, results = plan.inputs_of(mpmd_idx).values(), plan.outputs_of(mpmd_idx).values()
-        self.input_names = tuple(leaf.name for leaf in inputs if leaf.name)
-        self.input_shardings = tuple(self.shardings[name] for name in self.input_names)
+        input_names = [leaf.name for leaf in inputs if leaf.name]
+        self.input_shardings = tuple(shardings[name] for name in input_names)
         self.donated = tuple(leaf.donated for leaf in inputs)
-        self.output_names = tuple(leaf.name for leaf in results)
         self.inline = tuple(
             i
             for i, leaf in enumerate(results)
-            if leaf.aval.nbytes <= INLINE_BYTES and is_readable(self.shardings[leaf.name])
+            if leaf.aval.nbytes <= INLINE_BYTES and _is_readable(shardings[leaf.name])
         )
         received = plan.programs[mpmd_idx].received
-        self.received = tuple(i for i, name in enumerate(self.output_names) if name in received)
+        self.received = tuple(i for i, leaf in enumerate(results) if leaf.name in received)
         names = [leaf.name for leaf in plan.constants_of(mpmd_idx)]
-        self._constants = [put(constants[name], self.shardings[name]) for name in names]
-        slots = {name: slot for slot, name in enumerate([*self.input_names, *names])}
+        self._constants = [put(constants[name], shardings[name]) for name in names]
+        slots = {name: slot for slot, name in enumerate([*input_names, *names])}
         self._checking = tuple(
             Operations(
                 plan=plan,
                 mpmd_idx=mpmd_idx,
                 slots=slots,
                 executables=executables,
-                shardings=self.shardings,
+                shardings=shardings,
                 transport=transport,
                 synchronous=self.synchronous,
             )
         )
         self._operations = tuple(each for each in self._checking if not isinstance(each, CheckValues))
-        self._outputs = [(slots[name], self.shardings[name]) for name in self.output_names]
-        self._num_computed = len(slots) - len(self.input_names) - len(names)
+        self._outputs = [(slots[leaf.name], shardings[leaf.name]) for leaf in results]
+        self._num_computed = len(slots) - len(input_names) - len(names)
 
     def execute(self, state: StepState, inputs: list[jax.Array]) -> list[jax.Array]:
         """Runs one step.
 
         Args:
-          inputs: the values of ``input_names``. Values that the program donates are gone afterwards. The list
-            is emptied, because a value is freed after its last use only if no reference to it is left.
+          inputs: the group's inputs, in plan order. Values that the program donates are gone afterwards. The
+            list is emptied, because a value is freed after its last use only if no reference to it is left.
 
-        Returns: the values of ``output_names``. Raises: ``TaskError`` when a task fails here,
+        Returns: the group's outputs, in plan order. Raises: ``TaskError`` when a task fails here,
         ``StepAborted`` when another group's did.
         """
-        assert len(inputs) == len(self.input_names), f"{len(inputs)} inputs for {self.input_names}"
+        assert len(inputs) == len(self.donated), f"{len(inputs)} inputs, not {len(self.donated)}"
         table = state.table = [*inputs, *self._constants, *[None] * self._num_computed]
         inputs.clear()
         for operation in self._operations if state.refused is None else self._checking:
@@ -103,3 +101,15 @@ class Executor:
         ]
         table.clear()  # ``state`` refers to it: a batch would count as memory in use after the step
         return outputs
+
+
+def put(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """The array on the devices; each of several processes of a group has the whole array."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    # device_put would compare the arrays of all processes, which takes much longer than the copy.
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index or ()])
+
+
+def _is_readable(sharding: jax.sharding.Sharding) -> bool:
+    return sharding.is_fully_addressable or sharding.is_fully_replicated

@@ -24,6 +24,7 @@ from mpmd.ir.plan import Executable, Spec
 from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program
 from mpmd.runtime.compile_once import compile_for
+from mpmd.runtime.executor import put
 from mpmd.runtime.inbox import ArrayArrival, Inbox
 from mpmd.runtime.protocol import LoadedProgram, Runtime
 from mpmd.runtime.requests import Release, Released, Request, StepReply, StepRequest
@@ -188,15 +189,9 @@ class InProcessRuntime(Runtime):
         released = Release(Released(programs=(number,)))
         for mpmd_idx in self._participants.pop(number, ()):
             with contextlib.suppress(RuntimeError):  # the mesh was closed
-                self._ask(mpmd_idx, released)
+                self._ask_group(mpmd_idx, released)
 
-    def ask(self, requests: Mapping[int, Request]) -> dict[int, Future]:
-        self.check_process()
-        if any(isinstance(request, StepRequest) for request in requests.values()):
-            return self._submit_step(requests)  # type: ignore[arg-type]
-        return {mpmd_idx: self._ask(mpmd_idx, request) for mpmd_idx, request in requests.items()}
-
-    def _ask(self, mpmd_idx: int, request: Request) -> Future:
+    def _ask_group(self, mpmd_idx: int, request: Request) -> Future:
         group = self._groups[mpmd_idx]
         answer = partial(_answer, group.worker, request)
         match request.beside_steps:
@@ -214,8 +209,7 @@ class InProcessRuntime(Runtime):
             run = next(self._runs)
             abort = partial(self._abort, tuple(requests), run)
             try:
-                for mpmd_idx, released in self._releases_of_others(requests):
-                    self._ask(mpmd_idx, Release(released))
+                self._tell_released(but=requests)
                 for mpmd_idx, request in requests.items():
                     request = dataclasses.replace(request, released=self._released.take(mpmd_idx), run=run)
                     call = partial(self._run_step, mpmd_idx, request, abort)
@@ -259,13 +253,13 @@ class InProcessRuntime(Runtime):
 
 
 def _worker(mpmd_idx: int, submesh: jax.sharding.Mesh, transport: Transport) -> GroupWorker:
-    return GroupWorker(mpmd_idx, submesh, lambda plan: transport, own=_owned)
+    return GroupWorker(mpmd_idx, submesh, lambda plan: transport, _put)
 
 
 def _answer(worker: GroupWorker, request: Request) -> Any:
     return request.join([worker.answer(request)])
 
 
-def _owned(array: np.ndarray) -> np.ndarray:
-    """An array for a group to keep: a copy of a view, which would keep the caller's array alive."""
-    return array if array.flags.owndata else array.copy()
+def _put(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """The array on the devices: a copy of a view, which would keep the caller's array alive."""
+    return put(array if array.flags.owndata else array.copy(), sharding)

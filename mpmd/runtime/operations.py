@@ -25,7 +25,7 @@ from mpmd.ir.plan import (
 )
 from mpmd.ir.process_times import SendTime, TaskTime, WaitTime
 from mpmd.runtime.activity import Activity, ActivityKind
-from mpmd.runtime.digests import DigestedEvent, EventKind
+from mpmd.runtime.digests import DigestedMessage, digests_by_device
 from mpmd.runtime.nonfinite import NonFinitePolicy, first_refused, passed_on
 from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import CallbackOperands
@@ -50,7 +50,7 @@ class StepState:
     activity: Activity
     refused: NonFinitePolicy | None = None
     recording: Recording | None = None
-    digests: list[DigestedEvent] | None = None
+    digests: list[DigestedMessage] | None = None
     keeper: TaskKeeper | None = None
     callback_operands: list[CallbackOperands] = dataclasses.field(default_factory=list)
     table: list[Any] = dataclasses.field(default_factory=list)
@@ -92,7 +92,7 @@ class RunTask:
                     results[-1].block_until_ready()  # an executable's results become ready together
         except Exception as error:
             message = f"{self.text} failed on group {self.mpmd_idx}: {type(error).__name__}: {error}"
-            raise TaskError(message, self.mpmd_idx, str(self.task)) from error
+            raise TaskError(message, self.mpmd_idx, self.label) from error
         if state.keeper is not None:
             state.keeper.end(self.label, results)
         for slot in self.donated:
@@ -122,7 +122,7 @@ class SendMessage:
         start = 0 if state.recording is None else time.perf_counter_ns()
         arrays = list(map(state.table.__getitem__, self.values))
         if state.digests is not None:
-            state.digests.append(DigestedEvent.of(EventKind.SENT, self.tag, self.dst, arrays))
+            state.digests.append(DigestedMessage(False, self.tag, self.dst, digests_by_device(arrays)))
         self.transport.send(MessageId(state.run, self.src, self.dst, self.tag), arrays)
         if state.recording is not None:
             state.recording.sends.append(SendTime(self.dst, self.tag, start, time.perf_counter_ns()))
@@ -152,7 +152,7 @@ class ReceiveMessage:
             if self.on_devices:  # once, and not by each task that reads them
                 received = jax.device_put(list(received), list(self.shardings))
         if state.digests is not None:
-            state.digests.append(DigestedEvent.of(EventKind.RECEIVED, self.tag, self.src, received))
+            state.digests.append(DigestedMessage(True, self.tag, self.src, digests_by_device(received)))
         for slot, array in zip(self.values, received, strict=True):
             state.table[slot] = array
         if state.recording is not None:

@@ -7,9 +7,11 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
+
+import numpy as np
 
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Edge, Plan
@@ -17,10 +19,20 @@ from mpmd.memory import Holding
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.callbacks import CallbackThreads
-from mpmd.runtime.captures import Captures
+from mpmd.runtime.captures import Captures, KeptTask
 from mpmd.runtime.compiling import LoadReply
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, StepsInFlight
-from mpmd.runtime.requests import NOTHING_RELEASED, Answer, Fetch, Handle, Released, Request
+from mpmd.runtime.requests import (
+    NOTHING_RELEASED,
+    Answer,
+    Captured,
+    Fetch,
+    Handle,
+    Release,
+    Released,
+    Request,
+    StepRequest,
+)
 from mpmd.runtime.step_meter import StepMeters
 
 
@@ -119,7 +131,6 @@ class Runtime(abc.ABC):
         Waits for all; if one fails, none keeps it.
         """
 
-    @abc.abstractmethod
     def ask(self, requests: Mapping[int, Request[Answer]]) -> dict[int, Future[Answer]]:
         """Sends requests of one kind to groups. Returns at once, with the future of each group's answer.
 
@@ -132,9 +143,39 @@ class Runtime(abc.ABC):
 
         Raises: ``RuntimeError`` in a fork, and for a mesh in this process after ``close``.
         """
+        self.check_process()
+        if any(isinstance(request, StepRequest) for request in requests.values()):
+            return self._submit_step(requests)  # type: ignore[arg-type]
+        return {mpmd_idx: self._ask_group(mpmd_idx, request) for mpmd_idx, request in requests.items()}
+
+    @abc.abstractmethod
+    def _submit_step(self, requests: Mapping[int, StepRequest]) -> dict[int, Future[Any]]: ...
+
+    @abc.abstractmethod
+    def _ask_group(self, mpmd_idx: int, request: Request[Answer]) -> Future[Answer]: ...
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[Any]:
         return self.ask({mpmd_idx: Fetch(handle)})[mpmd_idx]
+
+    def fetch_kept(self, captured: Captured, error: BaseException | None) -> KeptTask:
+        """Fetches a captured task's operands and results, and has the group drop them.
+
+        Raises: what ``fetch`` raises, as when the group has died.
+        """
+        try:
+            values = self.fetch(captured.mpmd_idx, captured.capture.handle).result()
+        finally:
+            self.drop_kept(captured)
+        arrays = map(np.asarray, values)
+        return KeptTask(
+            captured=captured,
+            inputs=tuple(None if i in captured.lost else next(arrays) for i in range(captured.num_inputs)),
+            results=tuple(arrays),
+            error=None if error is None else str(error),
+        )
+
+    def drop_kept(self, captured: Captured) -> None:
+        self.free((captured.mpmd_idx,), captured.capture.handle)
 
     def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:  # noqa: B027
         """Waits until ``ask`` does not block for a step of ``mpmd_idxs``. While groups recover, it blocks.
@@ -160,10 +201,11 @@ class Runtime(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None: ...
 
-    def _releases_of_others(self, mpmd_idxs: Collection[int]) -> Iterator[tuple[int, Released]]:
+    def _tell_released(self, but: Collection[int] = ()) -> None:
+        """Tells groups, except ``but``, which values and programs to drop now, before their next step."""
         for group in range(len(self.processes_per_group)):
-            if group not in mpmd_idxs and (released := self._released.take(group)) != NOTHING_RELEASED:
-                yield group, released
+            if group not in but and (released := self._released.take(group)) != NOTHING_RELEASED:
+                self._ask_group(group, Release(released))
 
 
 class ReleaseQueue:
@@ -179,10 +221,6 @@ class ReleaseQueue:
     def add_handle(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         for mpmd_idx in mpmd_idxs:
             self._handles[mpmd_idx].append(handle)
-
-    def add_program(self, mpmd_idxs: Iterable[int], number: int) -> None:
-        for mpmd_idx in mpmd_idxs:
-            self._programs[mpmd_idx].append(number)
 
     def add(self, mpmd_idx: int, released: Released) -> None:
         self._handles[mpmd_idx].extend(released.handles)

@@ -20,7 +20,7 @@ from mpmd.ir.process_times import ProcessTimes
 from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.device_memory import MemoryUse
 from mpmd.runtime.device_trace import TraceFiles
-from mpmd.runtime.digests import ProcessDigests, ProcessEvents
+from mpmd.runtime.digests import DigestedMessages, ProcessDigests
 from mpmd.runtime.nonfinite import NonFinitePolicy
 
 Handle = int
@@ -164,7 +164,7 @@ class StepRequest(Request["StepReply"]):
             answers[0],
             times=tuple(times for reply in answers for times in reply.times),
             memory=functools.reduce(operator.or_, measured) if measured else None,
-            events=tuple(events for reply in answers for events in reply.events),
+            messages={rank: sent for reply in answers for rank, sent in reply.messages.items()},
         )
 
 
@@ -323,7 +323,7 @@ class StepReply:
     times: tuple[ProcessTimes, ...] = ()
     callback_operands: tuple[CallbackOperands, ...] = ()
     memory: MemoryUse | None = None
-    events: tuple[ProcessEvents, ...] = ()
+    messages: DigestedMessages = dataclasses.field(default_factory=dict)
     captured: Captured | None = None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from mpmd.ir.names import resharded_name
@@ -38,11 +38,20 @@ def resolve_specs(program: Program, compile: Compile) -> Program:
     plan = program.plan
     if all(None not in (*e.in_specs, *e.out_specs) for e in plan.executables):
         return program
-    return with_chosen_specs(program, choose_specs(program, compile))
+    return compile_all(program, compile)
 
 
-def with_chosen_specs(program: Program, choice: ChosenSpecs) -> Program:
-    """The program with the specs that compilers chose, and an executable for each variant that groups run."""
+def compile_all(program: Program, compile: Compile) -> Program:
+    """As ``resolve_specs``; executables are also compiled where no spec is open.
+
+    Values are followed from producer to reader, across groups: a reader takes a value in the sharding that
+    its producer gives it, or, on a submesh on which that does not fit, replicated. Each group compiles each
+    of its variants once. The first group that has a variant to compile chooses its output specs. Groups
+    compile at the same time: an executable waits only for the executables that compute its inputs, and only
+    if these choose their output specs.
+    """
+    choice = _Chooser(program, compile)
+    choice.run()
     plan = program.plan
     resolved: dict[Variant, Executable] = {}
     numbers: collections.Counter[str] = collections.Counter()
@@ -85,33 +94,6 @@ def with_chosen_specs(program: Program, choice: ChosenSpecs) -> Program:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class ChosenSpecs:
-    """The specs that the groups' compilers chose, and the executables that they compiled for them.
-
-    Attributes:
-      variants: the variant that each group runs, by the group and the run.
-      out_specs: the output specs of each variant.
-      specs: the spec of each value on each group that holds it.
-    """
-
-    variants: Mapping[tuple[int, Run], Variant]
-    out_specs: Mapping[Variant, tuple[Spec, ...]]
-    specs: Mapping[tuple[int, Name], Spec]
-
-
-def choose_specs(program: Program, compile: Compile) -> ChosenSpecs:
-    """Compiles all executables of groups, and returns the choices of their compilers.
-
-    Values are followed from producer to reader, across groups: a reader takes a value in the sharding that
-    its producer gives it, or, on a submesh on which that does not fit, replicated. Each group compiles each
-    of its variants once. The first group that has a variant to compile chooses its output specs. Groups
-    compile at the same time: an executable waits only for the executables that compute its inputs, and only
-    if these choose their output specs.
-    """
-    return _Chooser(program, compile).run()
-
-
 def _specs_at_start(plan: Plan) -> dict[tuple[int, Name], Spec]:
     inputs = ((leaf.mpmd_idxs, leaf.name, leaf.spec) for leaf in plan.inputs if leaf.name)
     constants = ((leaf.mpmd_idxs, leaf.name, ()) for leaf in plan.constants)
@@ -119,14 +101,22 @@ def _specs_at_start(plan: Plan) -> dict[tuple[int, Name], Spec]:
 
 
 class _Chooser:
+    """Has groups compile all executables.
+
+    Attributes:
+      variants: the variant that each group runs, by the group and the run.
+      out_specs: the output specs of each variant, as the first group's compiler chose them.
+      specs: the spec of each value on each group that holds it.
+    """
+
     def __init__(self, program: Program, compile: Compile):
         self._plan = program.plan
         self._functions = program.functions
         self._compile = compile
         self._avals = program.plan.avals()
-        self._specs = _specs_at_start(program.plan)
-        self._variants: dict[tuple[int, Run], Variant] = {}
-        self._chosen: dict[Variant, tuple[Spec, ...]] = {}
+        self.specs = _specs_at_start(program.plan)
+        self.variants: dict[tuple[int, Run], Variant] = {}
+        self.out_specs: dict[Variant, tuple[Spec, ...]] = {}
         self._asked: dict[Variant, set[int]] = collections.defaultdict(set)  # the groups
         self._compiling: dict[Future[tuple[Spec, ...]], Variant] = {}
         self._ready = collections.deque(
@@ -137,7 +127,7 @@ class _Chooser:
         )
         self._waiting: dict[_Unknown, list[tuple[int, Run | Recv]]] = collections.defaultdict(list)
 
-    def run(self) -> ChosenSpecs:
+    def run(self) -> None:
         while self._ready or self._compiling:
             if not self._ready:
                 self._wait_for_compiler()
@@ -150,23 +140,22 @@ class _Chooser:
             if unknown is not None:
                 self._waiting[unknown].append((mpmd_idx, instruction))
         assert not self._waiting, "the programs wait for one another: verify should have refused them"
-        return ChosenSpecs(self._variants, self._chosen, self._specs)
 
     def _wait_for_compiler(self) -> None:
         done, _ = concurrent.futures.wait(self._compiling, return_when=concurrent.futures.FIRST_COMPLETED)
         for future in done:
             variant = self._compiling.pop(future)
-            self._chosen.setdefault(variant, future.result())
+            self.out_specs.setdefault(variant, future.result())
             self._ready.extend(self._waiting.pop(variant, ()))
 
     def _know(self, mpmd_idx: int, name: Name, spec: Spec) -> None:
-        self._specs[mpmd_idx, name] = spec
+        self.specs[mpmd_idx, name] = spec
         self._ready.extend(self._waiting.pop((mpmd_idx, name), ()))
 
     def _resolve_recv(self, mpmd_idx: int, recv: Recv) -> _Unknown | None:
         sizes = self._plan.submesh(mpmd_idx)
         for name in recv.values:
-            spec = self._specs.get((recv.src, name))
+            spec = self.specs.get((recv.src, name))
             if spec is None:
                 return recv.src, name
             self._know(mpmd_idx, name, fitting(spec, self._avals[name].shape, sizes))
@@ -176,14 +165,14 @@ class _Chooser:
         executable = self._plan.executable(run.executable)
         in_specs: list[Spec] = []
         for name, spec in zip(run.inputs, executable.in_specs, strict=True):
-            known = self._specs.get((mpmd_idx, name)) if spec is None else spec
+            known = self.specs.get((mpmd_idx, name)) if spec is None else spec
             if known is None:
                 return mpmd_idx, name
             in_specs.append(known)
-        variant = self._variants[mpmd_idx, run] = (run.executable, tuple(in_specs))
+        variant = self.variants[mpmd_idx, run] = (run.executable, tuple(in_specs))
         if None not in executable.out_specs:
-            self._chosen[variant] = executable.out_specs  # type: ignore[assignment]
-        chosen, asked = self._chosen.get(variant), self._asked[variant]
+            self.out_specs[variant] = executable.out_specs  # type: ignore[assignment]
+        chosen, asked = self.out_specs.get(variant), self._asked[variant]
         if mpmd_idx not in asked and (chosen is not None or not asked):
             asked.add(mpmd_idx)
             executable = dataclasses.replace(

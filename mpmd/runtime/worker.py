@@ -29,8 +29,7 @@ from mpmd.runtime.compiling import (
 )
 from mpmd.runtime.device_memory import memory_limit, memory_use
 from mpmd.runtime.device_trace import ALL_GROUPS, DeviceTrace, process_name
-from mpmd.runtime.device_values import HostSlices, put
-from mpmd.runtime.digests import ProcessEvents, process_digests
+from mpmd.runtime.digests import process_digests
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.operations import StepState
@@ -60,12 +59,12 @@ class GroupWorker:
 
     Args:
       transport_of: returns the transport for a plan: this group's end of the edges to other groups.
+      put: puts a host array that has come with a step on the devices, which may keep its memory.
       agree: is called with a step and why this process cannot run it, if so. Waits until all processes of the
         group have come to the step; raises ``StepAborted`` in all processes when one cannot run it.
       of_donated: the text in errors about values that a failed step has taken over.
       rank: the number of this process within the group.
       is_alone: whether no other group is in this process.
-      own: returns a host array that has come with a step as one that the group may keep.
     """
 
     def __init__(
@@ -73,18 +72,18 @@ class GroupWorker:
         mpmd_idx: int,
         submesh: jax.sharding.Mesh,
         transport_of: Callable[[Plan], Transport],
+        put: Callable[[Any, jax.sharding.Sharding], jax.Array],
         agree: Callable[[int, str | None], None] = lambda step, reason: None,
         activity: Activity | None = None,
         of_donated: str = DONATED_IN_PROCESS,
         rank: int = 0,
         is_alone: bool = False,
-        own: Callable[[Any], np.ndarray | HostSlices] = lambda array: array,
     ):
         self.mpmd_idx = mpmd_idx
         self._of_donated = of_donated
         self._rank = rank
         self._is_alone = is_alone
-        self._own = own
+        self._put = put
         self.submesh = submesh
         self._transport_of = transport_of
         self._agree = agree
@@ -200,8 +199,8 @@ class GroupWorker:
             state.digests = []
         if capture is not None:
             state.keeper = TaskKeeper(capture, request.refused is not None)
-        sent = request.host_arrays  # is emptied, because whoever has sent the request refers to it as well
-        host_arrays = {handle: self._own(sent.pop(handle)) for handle in list(sent)}
+        host_arrays = dict(request.host_arrays)
+        request.host_arrays.clear()  # because whoever has sent the request refers to it as well
         self.release(request.released)
         with (
             jax.enable_x64(program.enable_x64),
@@ -235,9 +234,9 @@ class GroupWorker:
         self._received.update(request.outputs[i] for i in program.received)
         times = () if state.recording is None else (state.recording.times(self.mpmd_idx, self._rank),)
         memory = memory_use(self.submesh.local_devices) if request.measure_memory else None
-        events = () if state.digests is None else (ProcessEvents(self._rank, tuple(state.digests)),)
+        messages = {} if state.digests is None else {self._rank: tuple(state.digests)}
         captured = self._keep(state.keeper) if capture is not None and capture.task is not None else None
-        return StepReply(inline, times, on_host, memory, events, captured)
+        return StepReply(inline, times, on_host, memory, messages, captured)
 
     def _keep(self, keeper: TaskKeeper | None) -> Captured | None:
         kept = None if keeper is None else keeper.kept(self.mpmd_idx, self.submesh.devices.flat[0])
@@ -255,11 +254,11 @@ class GroupWorker:
         self,
         program: Executor,
         request: StepRequest,
-        host_arrays: dict[Handle, np.ndarray | HostSlices],
+        host_arrays: dict[Handle, Any],
     ) -> list[jax.Array]:
         for handle, sharding in zip(request.inputs, program.input_shardings, strict=True):
             if handle in host_arrays:
-                self._values[handle] = put(host_arrays[handle], sharding)
+                self._values[handle] = self._put(host_arrays[handle], sharding)
                 self._received.add(handle)
                 del host_arrays[handle]
         inputs = self._agreed_inputs(request)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from mpmd.ir.plan import Plan
 from mpmd.runtime.captures import TaskWriter, directory_fault
-from mpmd.runtime.fetch_kept import drop_kept, fetch_kept
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Capture, Captured, StepReply, reply_of
 from mpmd.runtime.step_future import StepFuture, call_when_done
@@ -50,7 +49,7 @@ def write_named(
     captured, error = future.captured(mpmd_idx)
     if captured is not None:
         try:
-            writer.write(fetch_kept(runtime, captured, error), Path(to))
+            writer.write(runtime.fetch_kept(captured, error), Path(to))
         except Exception as fault:  # whatever it is, the caller has to get the state
             reason = f"{type(fault).__name__}: {fault}"
             text = f"step.capture: {captured.text} could not be written to {os.fspath(to)}: {reason}"
@@ -105,10 +104,10 @@ def _write_failure(
     try:
         directory = runtime.captures.claim() if failed else None
         for _, captured in failed[0 if directory is None else 1 :]:
-            drop_kept(runtime, captured)
+            runtime.drop_kept(captured)
         if directory is not None:
             error, captured = failed[0]
-            kept = fetch_kept(runtime, captured, error)
+            kept = runtime.fetch_kept(captured, error)
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = Path(tempfile.mkdtemp(prefix=f"{captured.task}-", dir=directory))
             writer.write(kept, path)
@@ -126,7 +125,7 @@ def _give_up(
     failed = _failed(replies)
     try:
         for _, captured in failed:
-            drop_kept(runtime, captured)
+            runtime.drop_kept(captured)
         _add_fault(failed, fault)
     finally:
         ended.set_result(None)

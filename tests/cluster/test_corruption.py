@@ -232,7 +232,7 @@ def test_a_bit_that_flips_in_a_request_or_reply_ends_the_connection_of_the_drive
     assert re.search(BOTH_ENDS, str(error))
 
 
-@pytest.mark.parametrize("offset", [2, 12, 25, 60])
+@pytest.mark.parametrize("offset", [2, 12, 25, 42])
 def test_a_bit_that_flips_in_a_vote_ends_the_connection_of_a_group(offset):
     members, credentials, flips = [Agreement(rank, 2) for rank in range(2)], make_credentials(False), Flips()
     with Proxy(members[0].listen("127.0.0.1", credentials), flips) as proxy, ThreadPoolExecutor(2) as threads:

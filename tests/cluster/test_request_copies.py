@@ -9,7 +9,6 @@ import pytest
 import mpmd
 from cluster.driver.runtime import RayRuntime
 from cluster.process.actor import GroupActor
-from mpmd.ir.routes import Topology
 from mpmd.runtime.requests import StepRequest
 from mpmd.runtime.worker import GroupWorker
 from tests.support.models import batch, init, make_step, mse, weights
@@ -63,7 +62,7 @@ def submit(runtime):
 
 
 def test_on_its_way_to_an_actor_a_step_request_is_copied_once(made):
-    runtime = RayRuntime(endpoints([1, 1]), [None, None], Topology(()), "cpu", {})
+    runtime = RayRuntime(endpoints([1, 1]), "cpu", {})
     runtime._arguments[0], runtime._calls = Whole(), Actors(endpoints([1, 1]))
     submit(runtime)
     assert made == {(0,): 2, (1,): 2}

@@ -17,7 +17,7 @@ from mpmd.errors import NonFiniteError, TaskError
 from mpmd.replay import CapturedTask, load
 from mpmd.replay.report import replay, text
 from mpmd.runtime.captures import Captures
-from mpmd.runtime.fetch_kept import fetch_kept
+from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Capture
 from tests.support.captured_tasks import TASKS, arguments, small_step
 from tests.support.parity import mesh_of
@@ -210,13 +210,13 @@ def test_the_error_is_raised_where_no_thread_can_start(mesh, tmp_path, monkeypat
 
 def test_the_exit_of_the_program_waits_for_the_task_to_be_written(mesh, tmp_path, monkeypatch):
     """Python aborts at its end where a daemon thread is inside JAX."""
-    threads = []
+    threads, fetch_kept = [], Runtime.fetch_kept
 
     def noted(*args):
         threads.append(threading.current_thread())
         return fetch_kept(*args)
 
-    monkeypatch.setattr("mpmd.step.capturing.fetch_kept", noted)
+    monkeypatch.setattr(Runtime, "fetch_kept", noted)
     with jax.debug_nans(True), pytest.raises(NonFiniteError):
         float(mpmd.jit(small_step, mesh)(*with_nan())[1])
     assert [thread.daemon for thread in threads] == [False] and len(failed(tmp_path)) == 1
@@ -364,7 +364,7 @@ def test_whoever_repeats_a_request_can_write_its_task(mesh, tmp_path):
     call = step.signature.bind(arguments(), {})
     _, future = step.submit(call, captures={0: capture})
     captured, error = future.captured(0)
-    kept = fetch_kept(mesh.runtime, captured, error)
+    kept = mesh.runtime.fetch_kept(captured, error)
     program = step._loaded.number
     mesh.runtime.captures.write(program, kept, tmp_path / "task")
     assert load(tmp_path / "task").record.task == "fwd_0__1"

@@ -21,11 +21,8 @@ from cluster.recovery.runtime import RecoveringRuntime
 from cluster.recovery.store import Snapshot
 from mpmd.errors import GroupDiedError, NonFiniteError, StepAborted, StepTimeoutError, TaskError
 from mpmd.runtime.digests import (
-    DeviceDigest,
-    DigestedEvent,
-    EventKind,
+    DigestedMessage,
     ProcessDigests,
-    ProcessEvents,
     ShardDigest,
     ValueDigest,
 )
@@ -466,7 +463,7 @@ class World:
         return copy
 
     def finish_saving(self, copy):
-        self.moves.note_freed(copy)
+        self.ledger.unwritten.discard(copy)
         with self.ledger.changed:
             self.ledger.drop_copies({copy})
 
@@ -535,7 +532,7 @@ class World:
             self.known[mpmd_idx] = group.chain
             return StepReply({}), None
         value, self.corrupts = hash(group.chain) + self.corrupts, False
-        return StepReply({step: np.array(value)}, events=self.events_of(mpmd_idx)), None
+        return StepReply({step: np.array(value)}, messages=self.messages_of(mpmd_idx)), None
 
     def repeat(self, mpmd_idx, request):
         """The answer of a group to a request that is repeated, which is there at once."""
@@ -544,14 +541,14 @@ class World:
         result, error = self.carry_out(mpmd_idx, request, is_repeated=True)
         return failed(error) if error is not None else done(result)
 
-    def events_of(self, mpmd_idx):
+    def messages_of(self, mpmd_idx):
         others = (mpmd_idx - 1) % len(self.groups), (mpmd_idx + 1) % len(self.groups)
         digests = mpmd_idx in self.garbled, hash(self.groups[mpmd_idx].chain)
-        events = tuple(
-            DigestedEvent(kind, "0", other, (DeviceDigest("cpu:0", digest),))
-            for kind, other, digest in zip(EventKind, others, digests, strict=True)
+        messages = tuple(
+            DigestedMessage(is_received, 0, other, {"cpu:0": digest})
+            for is_received, other, digest in zip((True, False), others, digests, strict=True)
         )
-        return (ProcessEvents(0, events),)
+        return {0: messages}
 
     def digests_of(self, mpmd_idx):
         shards = (ShardDigest("cpu:0", (), hash(self.groups[mpmd_idx].chain)),)

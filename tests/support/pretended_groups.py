@@ -10,11 +10,10 @@ import numpy as np
 from cluster.driver.runtime import RayRuntime
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import Recovery
-from cluster.recovery.keepers import CopiesLostError
+from cluster.recovery.copies import CopiesLostError
 from cluster.recovery.processes import SupersededError
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import GroupDiedError
-from mpmd.ir.routes import Topology
 from mpmd.runtime.requests import CopyOut, Read, StepReply, StepRequest, Write
 from tests.support.processes import endpoints
 
@@ -167,7 +166,7 @@ class Driven(RecoveringRuntime):
     """Of two groups, and those that are left out. ``attempts`` has the calls of each attempt."""
 
     def __init__(self, processes, recovery, on_recovery=lambda report: None, max_in_flight=16, left_out=()):
-        groups = RayRuntime(processes.endpoints, [None] * len(processes.endpoints), Topology(()), "cpu", {})
+        groups = RayRuntime(processes.endpoints, "cpu", {})
         groups._arguments[0], groups._participants[0] = Whole(), tuple(range(len(processes.endpoints)))
         super().__init__(
             groups, processes, processes, recovery, on_recovery, lambda report: None, max_in_flight, left_out

@@ -23,7 +23,7 @@ from ray.actor import ActorHandle, ActorMethod
 from ray.util.placement_group import PlacementGroup
 
 from cluster.driver.calls.liveness import Liveness, TimeLimits
-from cluster.driver.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
+from cluster.driver.calls.pending_calls import PendingCall, PendingCalls, PendingStep
 from cluster.driver.calls.post_mortem import death_report, location_of, translate
 from cluster.driver.ray_session import RaySession
 from cluster.driver.status import ProcessesStatus, ProcessStatus
@@ -306,12 +306,12 @@ class ActorCalls:
         doing = answer.result() if answer.exception() is None else None
         self._liveness.mark_answered(number, doing, time.monotonic())
 
-    def _broadcast_aborts(self, aborts: Sequence[AbortRequest]) -> None:
+    def _broadcast_aborts(self, failed: Sequence[PendingStep]) -> None:
         if self._session.is_connected:
-            for abort in aborts:
+            for step in failed:
                 for process in self.processes:
-                    if process.mpmd_idx in abort.mpmd_idxs:
-                        self.actors[process.number].abort.remote(abort.step, abort.reason)
+                    if process.mpmd_idx in step.mpmd_idxs:
+                        self.actors[process.number].abort.remote(step.run, str(step.failure))
 
     def status(self) -> ProcessesStatus:
         """The activity of every process. Waits ``STATUS_SECONDS`` at most for the answers."""

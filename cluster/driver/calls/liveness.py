@@ -45,19 +45,14 @@ class TimeLimits:
     load_timeout: float | None = None
 
     def exceeded(self, doing: Doing) -> str | None:
-        if (
-            doing.kind is ActivityKind.TASK
-            and self.stuck_after is not None
-            and doing.seconds >= self.stuck_after
-        ):
-            return f"it is in one task for longer than stuck_after={self.stuck_after:g} s"
-        if (
-            doing.kind is ActivityKind.LOAD
-            and self.load_timeout is not None
-            and doing.seconds >= self.load_timeout
-        ):
-            return f"it is in one part of loading for longer than load_timeout={self.load_timeout:g} s"
-        return None
+        match doing.kind:
+            case ActivityKind.TASK:
+                limit, text = self.stuck_after, "one task for longer than stuck_after"
+            case ActivityKind.LOAD:
+                limit, text = self.load_timeout, "one part of loading for longer than load_timeout"
+            case _:
+                return None
+        return None if limit is None or doing.seconds < limit else f"it is in {text}={limit:g} s"
 
     def exclude(self, doing: Doing) -> bool:
         """Whether a process exceeds a limit, whoever watches its steps."""

@@ -21,13 +21,6 @@ from mpmd.errors import GroupDiedError, StepAborted, StepTimeoutError
 
 
 @dataclasses.dataclass(frozen=True)
-class AbortRequest:
-    step: int
-    reason: str
-    mpmd_idxs: frozenset[int]
-
-
-@dataclasses.dataclass(frozen=True)
 class PendingCall:
     """One call on one process. The caller holds ``future``, whose result is the reply.
 
@@ -65,7 +58,10 @@ class PendingStep:
 
 
 class PendingCalls:
-    """The calls that were made and not yet answered. Thread-safe."""
+    """The calls that were made and not yet answered. Thread-safe.
+
+    Methods that record a failure return the runs of steps that have failed by it, for the groups to abort.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -165,9 +161,9 @@ class PendingCalls:
         if pending:
             call.future.set_result(result)
 
-    def fail(self, call: PendingCall, error: BaseException) -> list[AbortRequest]:
+    def fail(self, call: PendingCall, error: BaseException) -> list[PendingStep]:
         """Settles a call. The first failure of a step is the reason why the step is aborted."""
-        aborts: list[AbortRequest] = []
+        aborts: list[PendingStep] = []
         with self._lock:
             if call.step is not None and call.number in self._calls:
                 step = self._steps[call.step]
@@ -186,12 +182,12 @@ class PendingCalls:
             call.future.set_exception(error)
         return aborts
 
-    def time_out(self, step: int, error: StepTimeoutError) -> list[AbortRequest]:
+    def time_out(self, step: int, error: StepTimeoutError) -> list[PendingStep]:
         """Records that a step has taken too long. Its calls stay pending until the groups have left it."""
         with self._lock:
             return self._mark_failed([step], error) if step in self._steps else []
 
-    def mark_dead(self, mpmd_idx: int, error: GroupDiedError) -> list[AbortRequest]:
+    def mark_dead(self, mpmd_idx: int, error: GroupDiedError) -> list[PendingStep]:
         """Records that a group is dead: its calls fail, now and later, and all steps that it takes part in.
 
         A step fails even if the group's own call has succeeded, because the group's last messages may be
@@ -218,11 +214,11 @@ class PendingCalls:
         for call in calls:
             call.future.set_exception(copy_of(error))
 
-    def _mark_failed(self, steps: Iterable[int], error: BaseException) -> list[AbortRequest]:
-        failed_now = [number for number in steps if self._steps[number].failure is None]
-        for number in failed_now:
-            self._steps[number].failure = error
-        return [AbortRequest(number, str(error), self._steps[number].mpmd_idxs) for number in failed_now]
+    def _mark_failed(self, steps: Iterable[int], error: BaseException) -> list[PendingStep]:
+        failed_now = [step for step in map(self._steps.__getitem__, steps) if step.failure is None]
+        for step in failed_now:
+            step.failure = error
+        return failed_now
 
     def _remove(self, call: PendingCall) -> bool:
         if self._calls.pop(call.number, None) is None:

@@ -7,7 +7,7 @@ import math
 import pickle
 import secrets
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,17 +18,6 @@ from mpmd.sharding import spec_of, to_sharding
 
 _PACKET_BYTES = 16 * 1024
 """Messages up to this size whose arrays are in host memory are sent as they are, and not pulled."""
-
-
-class OfferedArray(NamedTuple):
-    """An array at the sender's transfer server.
-
-    ``spec`` holds over either group's submesh; ``None``: the array is on one device.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    spec: Spec | None
 
 
 class Transfers:
@@ -51,7 +40,7 @@ class Transfers:
         number = next(self._numbers)
         if pulled := [array for array in offered if array.nbytes]:  # the server never reports empty arrays
             self._server.await_pull(number, pulled)
-        offers = [OfferedArray(a.shape, a.dtype, spec) for a, spec in zip(offered, specs, strict=True)]
+        offers = [(a.shape, a.dtype, spec) for a, spec in zip(offered, specs, strict=True)]
         return pickle.dumps((number, offers))
 
     def pull(self, content: bytearray) -> list[jax.Array]:
@@ -70,6 +59,7 @@ class Transfers:
         ]
 
     def _spec_of(self, array: Array) -> Spec | None:
+        """The spec over either group's submesh; ``None`` for an array on one device."""
         if isinstance(array, np.ndarray) or isinstance(array.sharding, jax.sharding.SingleDeviceSharding):
             return None  # a part of a value, whose reader may have more devices
         return spec_of(array.sharding, self._submesh, array.ndim)

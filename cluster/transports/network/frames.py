@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.transports.layouts import ALIGNMENT
+from cluster.transports.layouts import ALIGNMENT, copy_shards
+from mpmd.runtime.digests import bytes_of
 from mpmd.runtime.transport import Array
 
 Piece = bytes | memoryview
@@ -61,9 +62,7 @@ def _host_view(array: Array) -> np.ndarray:
     if isinstance(array, np.ndarray) or array.is_fully_replicated:
         return np.asarray(array)
     whole = np.empty(array.shape, array.dtype)
-    for shard in array.addressable_shards:
-        if shard.replica_id == 0:
-            whole[shard.index] = np.asarray(shard.data)
+    copy_shards(array, whole)
     return whole
 
 
@@ -75,7 +74,7 @@ def pieces_of(values: Sequence[np.ndarray]) -> list[Piece]:
             if small:
                 pieces.append(bytes(small))
                 small = bytearray()
-            pieces.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+            pieces.append(bytes_of(value).data)
         else:
             small += value.tobytes()
         small += bytes(-value.nbytes % ALIGNMENT)

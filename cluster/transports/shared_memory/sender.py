@@ -8,12 +8,11 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 
 from cluster.protocol.digests import Digest
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.layouts import ArrayTypes, MessageLayout, encode_types, types_of
+from cluster.transports.layouts import ArrayTypes, MessageLayout, copy_shards, encode_types, types_of
 from cluster.transports.shared_memory.announcements import Announcement, announcement, receive
 from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
 from cluster.transports.shared_memory.slots import (
@@ -143,7 +142,7 @@ def _fill(slot: Slot, layout: MessageLayout, arrays: Sequence[Array]) -> int:
     num_digested = 0
     for value, destination, array in zip(layout.values, views, arrays, strict=True):
         if not isinstance(array, np.ndarray) and not array.is_fully_replicated:
-            _copy_shards(array, destination)
+            copy_shards(array, destination)
             continue
         whole = np.asarray(array)
         if whole.nbytes <= _CHUNK_BYTES or not whole.flags.c_contiguous:
@@ -158,9 +157,3 @@ def _fill(slot: Slot, layout: MessageLayout, arrays: Sequence[Array]) -> int:
             num_digested = stop
     digest.update(content[num_digested:].data)
     return digest.intdigest()
-
-
-def _copy_shards(array: jax.Array, destination: np.ndarray) -> None:
-    for shard in array.addressable_shards:
-        if shard.replica_id == 0:
-            destination[shard.index] = np.asarray(shard.data)

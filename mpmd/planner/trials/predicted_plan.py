@@ -21,7 +21,7 @@ from mpmd.planner.trials.device_work import device_work
 from mpmd.planner.trials.kernel_residuals import NO_POSITIONS, Positions, kernel_residuals, without_residuals
 from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.program import Function, Program, Variant
-from mpmd.runtime.resolve_specs import choose_specs, with_chosen_specs
+from mpmd.runtime.resolve_specs import compile_all
 
 
 class PredictedPlan(NamedTuple):
@@ -40,7 +40,7 @@ def predicted_plan(program: Program, flash_attention: bool = False) -> Predicted
       flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
     """
     predictions = _Predictions(program, flash_attention)
-    resolved = with_chosen_specs(program, choose_specs(program, predictions.compile))
+    resolved = compile_all(program, predictions.compile)
     variants = resolved.compiled
     executables = tuple(
         dataclasses.replace(

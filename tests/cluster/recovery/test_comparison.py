@@ -3,36 +3,28 @@
 import numpy as np
 
 from cluster.recovery.comparison import StepsRun, compare
-from mpmd.runtime.digests import (
-    DeviceDigest,
-    DigestedEvent,
-    EventKind,
-    ProcessDigests,
-    ProcessEvents,
-    ShardDigest,
-    ValueDigest,
-)
+from mpmd.runtime.digests import DigestedMessage, ProcessDigests, ShardDigest, ValueDigest
 from mpmd.runtime.requests import StepReply
 
-SENT, RECEIVED = EventKind.SENT, EventKind.RECEIVED
+SENT, RECEIVED = False, True
 
 
-def event(kind, name, peer, digest):
+def message(is_received, tag, peer, digest):
     """A message on two devices; a pair of digests is that of each."""
     digests = digest if isinstance(digest, tuple) else (digest, digest)
-    return DigestedEvent(kind, name, peer, tuple(map(DeviceDigest, ("cpu:0", "cpu:1"), digests)))
+    return DigestedMessage(is_received, tag, peer, dict(zip(("cpu:0", "cpu:1"), digests, strict=True)))
 
 
 def first_group(sent=1, received=1, loss=0.5):
     """A step of group 0: it sends message 0, and receives message 1."""
-    events = event(SENT, "0", 1, sent), event(RECEIVED, "1", 1, received)
-    return StepReply({9: np.float32(loss)}, events=(ProcessEvents(0, events),))
+    messages = message(SENT, 0, 1, sent), message(RECEIVED, 1, 1, received)
+    return StepReply({9: np.float32(loss)}, messages={0: messages})
 
 
 def second_group(received=1, sent=1):
     """A step of group 1."""
-    events = event(RECEIVED, "0", 0, received), event(SENT, "1", 0, sent)
-    return StepReply({}, events=(ProcessEvents(0, events),))
+    messages = message(RECEIVED, 0, 0, received), message(SENT, 1, 0, sent)
+    return StepReply({}, messages={0: messages})
 
 
 def values(mpmd_idx, digest=1):

@@ -4,8 +4,8 @@ import pytest
 
 from cluster.recovery import Recovery
 from cluster.recovery.allocations import NoAllocationError
+from cluster.recovery.copies import CopiesLostError
 from cluster.recovery.journal import BEGINNING
-from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.policy import FailureCounter
 from cluster.recovery.replacement import Replacement
 from cluster.recovery.report import DIED, DRAINED, FAILED, GROWN, SHRUNK

@@ -56,16 +56,10 @@ class MovedProcesses(Processes):
 class Elastic(Driven):
     def look_after(self):
         """Has groups moved, and waits until they have."""
-        self.take_freed()
         moves = self._supervisor.moves
         moves.look_after()
         with self.changed:
             assert self.changed.wait_for(lambda: self.error or not moves._is_looking, SOON)
-
-    def take_freed(self):
-        """In place of the thread that looks after the groups."""
-        while not self._ledger.freed.empty():
-            self._supervisor.moves.note_freed(self._ledger.freed.get())
 
     def reply_to_all(self):
         """Answers all steps and copies that are asked, also those that are asked next."""
@@ -105,7 +99,7 @@ def in_thread(function, *arguments):
 
 def resize(driven, num_places, kinds):
     resizing = in_thread(driven.resize, num_places, SOON)
-    assert driven._ledger.freed.get(timeout=SOON) is None
+    assert driven._supervisor.moves.looks.get(timeout=SOON) is None
     driven._processes.kinds = kinds
     driven.look_after()
     resizing.result(SOON)

@@ -6,7 +6,7 @@ import pytest
 import cluster
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import policy
-from cluster.recovery.keepers import MissingCopy, choose_keepers, missing_copies
+from cluster.recovery.copies import MissingCopy, choose_keepers, missing_copies
 from cluster.recovery.policy import FailureCounter, Recovery
 from cluster.recovery.report import DRAINED, SHRUNK, RecoveryReport
 from mpmd.runtime.requests import StepReply, StepRequest

@@ -6,7 +6,6 @@ from cluster.driver.calls import liveness
 from cluster.driver.calls.liveness import TimeLimits
 from cluster.recovery import spares
 from cluster.recovery.spares import Spares
-from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import Reservation, SharedDevices
 from mpmd.runtime.activity import Activity, ActivityKind, Doing
 from tests.support.processes import endpoints
@@ -68,7 +67,7 @@ class Session:
 class Starter:
     def __init__(self):
         self.endpoints = endpoints([1, 1, 1])
-        self.resources = [ProcessResources({"CPU": 1}, {})] * 3
+        self.bundles = [{"CPU": 1}] * 3
         self.started = []
 
     def start(self, number, allocation):

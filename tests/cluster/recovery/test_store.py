@@ -68,11 +68,13 @@ def transferred(source, store, number, base):
 
 def test_only_new_values_are_copied_and_travel():
     own, kept = SnapshotStore(), SnapshotStore()
-    assert own.take(1, values(1, 2), SUBMESH) == 2 * 32
+    own.take(1, values(1, 2), SUBMESH)
     transferred(own, kept, 1, BEGINNING)
     own.keep_only(1)
     kept.keep_only(1)
-    assert own.take(2, values(2, 3), SUBMESH) == 32
+    before = own.values(1)[2]
+    own.take(2, values(2, 3), SUBMESH)
+    assert own.values(2)[2] is before
     (chunk,) = own.chunks(2, 1)
     assert (set(chunk.values), chunk.handles) == ({3}, {2, 3})
     transferred(own, kept, 2, 1)
@@ -121,7 +123,7 @@ def test_large_snapshots_travel_in_parts(monkeypatch):
 
 def test_lost_values_stay_lost():
     own, kept = SnapshotStore(), SnapshotStore()
-    assert own.take(1, {1: LostValue("a task failed")}, SUBMESH) == 0
+    own.take(1, {1: LostValue("a task failed")}, SUBMESH)
     transferred(own, kept, 1, BEGINNING)
     assert kept.values(1) == {1: LostValue("a task failed")}
 

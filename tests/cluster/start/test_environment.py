@@ -8,8 +8,7 @@ import pytest
 import cluster
 from cluster.protocol.endpoint import Endpoint
 from cluster.start.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
-from cluster.start.process_resources import resources_of
-from cluster.start.processes import PlannedProcesses
+from cluster.start.processes import PlannedProcesses, runtime_envs_of
 from cluster.start.shapes import LaunchRequest
 from mpmd.ir.reshard import GroupShape
 
@@ -71,17 +70,16 @@ def test_the_memory_that_the_user_wants_is_kept():
 
 @pytest.mark.parametrize(("platform", "shared"), [("cuda", True), ("rocm", True), ("cpu", False)])
 def test_groups_get_their_part_of_the_memory_of_a_gpu(platform, shared, monkeypatch):
-    monkeypatch.setattr("cluster.start.process_resources.threads_per_process", lambda nodes: [1] * len(nodes))
+    monkeypatch.setattr("cluster.start.processes.threads_per_process", lambda nodes: [1] * len(nodes))
     shape = GroupShape({"stage": 1}, 1)
     members = tuple(Endpoint(mpmd_idx, 0, (shape, shape)) for mpmd_idx in range(2))
     processes, nodes = PlannedProcesses(platform, members, [{"CPU": 1.0, "GPU": 0.25}] * 2), ["a", "a"]
     request = LaunchRequest({"stage": 2}, "stage", None, gpus_per_group=0.25)
     for given in ({}, {FRACTION: "0.5"}):
-        resources = resources_of(processes, nodes, request, {"env_vars": given}, may_share=False)
-        for each in resources:
+        for each in runtime_envs_of(processes, nodes, request, {"env_vars": given}, may_share=False):
             default = "0.1875" if shared else None
-            assert each.runtime_env["env_vars"].get(FRACTION) == given.get(FRACTION, default)
-            assert PREALLOCATE not in each.runtime_env["env_vars"]
+            assert each["env_vars"].get(FRACTION) == given.get(FRACTION, default)
+            assert PREALLOCATE not in each["env_vars"]
 
 
 @pytest.mark.parametrize("name", _DRIVERS)

@@ -145,7 +145,7 @@ def test_without_a_free_descriptor_for_a_moment_no_message_is_lost_for_ever(
     with pytest.raises(StepAborted, match="group 1 is gone"):
         ends[0].send(MessageId(1, 0, 1, 0), [np.arange(70_000)])
     for router in ends:
-        router.reset()
+        router.close()
     connect(ends, "shared_memory")
     ends[0].send(MessageId(1, 0, 1, 0), arrays)
     for value in ends[1].recv(MessageId(1, 0, 1, 0), wanted):
@@ -228,7 +228,7 @@ def test_connections_can_be_made_anew_behind_the_same_objects(name):
         np.testing.assert_array_equal(received, np.full(9000, step))
         ends[0].abort(step + 1, "group 1 died")
         for router in ends:
-            router.reset()
+            router.close()
         connect(ends, name)
     np.testing.assert_array_equal(received, np.full(9000, 9))  # its memory outlives the connection
     for router in ends:
@@ -239,7 +239,7 @@ def test_connections_can_be_made_anew_behind_the_same_objects(name):
 def test_waiting_for_a_peer_that_does_not_come_can_be_ended(name):
     ends = connected(name)
     for router in ends:
-        router.reset()
+        router.close()
     credentials = make_credentials()
     addresses = [router.listen([name], "127.0.0.1", credentials) for router in ends]
     failures = queue.SimpleQueue()
@@ -259,7 +259,7 @@ def test_waiting_for_a_peer_that_does_not_come_can_be_ended(name):
     waiting.join(20)
     assert isinstance(failures.get(timeout=1), OSError)
     for router in ends:
-        router.reset()
+        router.close()
     connect(ends, name)
     message = MessageId(0, 0, 1, 0)
     ends[0].send(message, [np.arange(5)])
@@ -273,7 +273,7 @@ def test_a_peer_that_is_stopped_while_it_connects_in_shared_memory_need_not_be_w
     """It has connected, and does not say which process it is."""
     ends = connected("shared_memory")
     for router in ends:
-        router.reset()
+        router.close()
     credentials = make_credentials()
     addresses = [router.listen(["shared_memory"], "127.0.0.1", credentials) for router in ends]
     stopped = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

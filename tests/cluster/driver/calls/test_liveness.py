@@ -13,7 +13,7 @@ from cluster.driver.calls.liveness import (
     Liveness,
     TimeLimits,
 )
-from cluster.driver.calls.pending_calls import AbortRequest, PendingCalls
+from cluster.driver.calls.pending_calls import PendingCalls
 from cluster.driver.status import ProcessesStatus, ProcessStatus
 from cluster.protocol.process_info import ProcessInfo
 from mpmd.errors import GroupDiedError, GroupStuckError, StepAborted, StepTimeoutError, TaskError
@@ -231,7 +231,8 @@ def test_groups_that_leave_a_late_step_live_on(pending):
     zero, one = pending.add(TWO, step=7)
     (later,) = pending.add([TWO[0]], step=8)
     late = StepTimeoutError("step 7 has taken longer")
-    assert pending.time_out(7, late) == [AbortRequest(7, "step 7 has taken longer", frozenset([0, 1]))]
+    (failed,) = pending.time_out(7, late)
+    assert (failed.run, str(failed.failure), failed.mpmd_idxs) == (7, "step 7 has taken longer", {0, 1})
     assert pending.time_out(7, late) == []
     assert not zero.future.done() and [step.run for step in pending.oldest_steps] == [7]
     pending.succeed(zero, "it had ended its part")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.driver.calls.pending_calls import AbortRequest, PendingCalls
+from cluster.driver.calls.pending_calls import PendingCalls
 from mpmd.errors import GroupDiedError, StepAborted, TaskError
 from tests.support.processes import endpoints
 
@@ -26,7 +26,8 @@ def test_replies_settle_futures_in_any_order(pending):
 
 def test_the_first_failure_of_a_step_aborts_it_once(pending):
     zero, one, two = pending.add([GROUPS[0], GROUPS[1], GROUPS[2]], step=7)
-    assert pending.fail(one, FAILED) == [AbortRequest(7, "fwd_1__0 failed on group 1", frozenset([0, 1, 2]))]
+    (failed,) = pending.fail(one, FAILED)
+    assert (failed.run, failed.failure, failed.mpmd_idxs) == (7, FAILED, {0, 1, 2})
     assert pending.fail(zero, StepAborted("fwd_1__0 failed on group 1")) == []
     assert pending.fail(two, TaskError("fwd_2__0 failed too", 2, "fwd_2__0")) == []
     assert one.future.exception() is FAILED
@@ -67,7 +68,8 @@ def test_a_death_ends_all_steps_the_group_has_a_part_in(pending):
     (other,) = pending.add([GROUPS[0]], step=8)
     (fetch,) = pending.add([GROUPS[1]])
     pending.succeed(one, "its part was done")
-    assert pending.mark_dead(1, DIED) == [AbortRequest(7, "group 1 died", frozenset([0, 1]))]
+    (failed,) = pending.mark_dead(1, DIED)
+    assert (failed.run, failed.failure, failed.mpmd_idxs) == (7, DIED, {0, 1})
     assert pending.mark_dead(1, GroupDiedError("again", 1)) == []
     for future in (zero.future, fetch.future):
         assert str(future.exception()) == "group 1 died"
