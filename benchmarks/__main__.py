@@ -110,12 +110,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="benchmarks; by default all but chaos, device, conformance")
     add("--quick", action="store_true", help="the smallest cases, measured less")
-    add("--only", default="", metavar="TEXT", help="only the cases whose names have this text")
-    add("--repetitions", type=int, help="how often everything is measured: 5, or 3 with --quick")
-    add("--seconds", type=float, default=0.4, help="of each measurement, roughly (default: 0.4)")
     add("--json", type=pathlib.Path, metavar="FILE", help="a file for the results")
     add("--page", type=pathlib.Path, metavar="FILE", help="a Markdown file for the results")
-    add("--path", action="store_true", help="of overhead: counts of calls in place of times")
     keys = [peer.key for peer in PEERS]
     add("--peers", nargs="+", choices=keys, default=keys, help="of overhead and throughput")
     add("--vtrain", type=pathlib.Path, metavar="PATH", help="a checkout of vTrain, for published")
@@ -125,10 +121,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     device.add_argument("--patience", type=float, default=1.0, help="factor of all time limits")
     chaos = parser.add_argument_group("chaos")
     chaos.add_argument("--kills", type=int, default=100)
-    chaos.add_argument("--seed", type=int, default=0)
-    chaos.add_argument("--stop", type=float, default=0.1, help="share of processes stopped, not killed")
-    chaos.add_argument("--pause", type=float, default=4.0, help="longest seconds from one kill to the next")
-    chaos.add_argument("--spares", type=int, default=0, help="processes that wait to replace a dead one")
     chaos.add_argument("--parts", choices=("together", "left-out"), help="train with a sampler")
     args = parser.parse_args(argv)
     if args.platform and not args.device:

@@ -52,6 +52,12 @@ MOMENTS = (LOADING, STEPS_RUN, COPYING, SAVING, READING, RECOVERING, TOGETHER)
 MOMENT_SECONDS = 20.0
 """The seconds for which the thread waits for a moment."""
 
+STOPPED_SHARE = 0.1
+"""The share of processes that are stopped and not killed."""
+
+PAUSE_SECONDS = 4.0
+"""The longest time from one kill to the next."""
+
 STOPPED_SECONDS = 4.0
 """The seconds without an answer after which a process counts as dead, so that a run does not take hours."""
 
@@ -64,7 +70,6 @@ def run(setup: Setup) -> Rows:
     recovery = cluster.Recovery(
         every=EVERY,
         max_failures=10 * options.kills,
-        spares=options.spares,
         parts={SAMPLER: None} if options.parts == "left-out" else None,
     )
     parts = {TRAINER: GROUPS - 1, SAMPLER: 1} if options.parts else None
@@ -74,7 +79,7 @@ def run(setup: Setup) -> Rows:
     ):
         trainer = (SampledTrainer if parts else Trainer)(mesh, pathlib.Path(directory))
         expected = trainer.train()
-        killer = Killer(trainer, options.kills, random.Random(options.seed), options.stop, options.pause)
+        killer = Killer(trainer, options.kills)
         killer.start()
         rounds = 0
         while killer.is_alive() or not rounds:
@@ -88,8 +93,6 @@ def run(setup: Setup) -> Rows:
             {
                 "killed or stopped": killer.num_kills,
                 "rounds, equal bit by bit": rounds,
-                "seed": options.seed,
-                "spares": options.spares,
                 **killer.moments,
             },
         )
@@ -209,22 +212,17 @@ class Killer(threading.Thread):
     Args:
       trainer: the training to disturb.
       kills: the number of processes to kill.
-      choice: draws victims and moments.
-      stop: the share of processes that are stopped and not killed.
-      seconds: the longest time between two kills.
 
     Attributes:
       moments: the number of killed processes, by the moment.
     """
 
-    def __init__(self, trainer: Trainer, kills: int, choice: random.Random, stop: float, seconds: float):
+    def __init__(self, trainer: Trainer, kills: int):
         super().__init__(name="killer", daemon=True)
         self._trainer = trainer
         self._mesh = trainer.mesh
         self._kills = kills
-        self._choice = choice
-        self._stop_share = stop
-        self._seconds = seconds
+        self._choice = random.Random(0)
         self.moments: collections.Counter[str] = collections.Counter()
 
     @property
@@ -234,7 +232,7 @@ class Killer(threading.Thread):
     def run(self) -> None:
         while self.num_kills < self._kills:
             for moment in self._choice.sample(MOMENTS, len(MOMENTS)):
-                time.sleep(self._choice.uniform(0, self._seconds))
+                time.sleep(self._choice.uniform(0, PAUSE_SECONDS))
                 self._disturb(moment)
                 if self.num_kills >= self._kills:
                     break
@@ -269,7 +267,7 @@ class Killer(threading.Thread):
 
     def _kill(self, victim: int, moment: str) -> set[int]:
         """Kills or stops a process; returns its number, or nothing if it is being replaced."""
-        stopped = self._choice.random() < self._stop_share
+        stopped = self._choice.random() < STOPPED_SHARE
         pid = self._mesh.groups[victim].pid
         try:
             os.kill(pid, signal.SIGSTOP if stopped else signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Checkpoints that the groups write and read, beside plain Orbax in one process, with equal arrays.
 
-The state is random numbers, which hardly compress, as trained weights do. All write to the same disk.
+The state is weights and their momenta, which hardly compress. All write to the same disk.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
 import orbax.checkpoint as orbax
 
 import mpmd
+from benchmarks import chain
 from benchmarks.frame import Rows, Setup, ratio
 
-GROUPS = 4
-SIZE, QUICK_SIZE = 2**26, 2**23
-"""Elements of float32 in the state: 256 MiB and 32 MiB."""
+GROUPS, LAYERS_PER_STAGE = 4, 2
+WIDTH, QUICK_WIDTH = 2048, 512
+"""With these widths the state has 256 MiB and 16 MiB."""
+
+OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 
 PLAIN = "plain Orbax, one process"
 
@@ -36,33 +39,15 @@ class Way(NamedTuple):
     restore: Callable[[str], Any]
 
 
-def train_step(state: Any, xs: Any) -> Any:
-    """Weights and their momenta, with next to no work."""
-
-    def loss(weights, x):
-        for i, weight in enumerate(weights):
-            x = x * (1 + jnp.mean(weight))
-            if i < GROUPS - 1:
-                x = mpmd.mark_stage_end(x)
-        return jnp.mean(x**2)
-
-    weights, momenta = state
-    _, gradients = mpmd.treduce(
-        lambda x: jax.value_and_grad(loss)(weights, x), xs, mpmd.Std1F1B(GROUPS), operation=mpmd.Add
-    )
-    momenta = jax.tree.map(lambda momentum, gradient: 0.9 * momentum + gradient, momenta, gradients)
-    return jax.tree.map(lambda weight, momentum: weight - momentum, weights, momenta), momenta
-
-
 def run(setup: Setup) -> Rows:
-    size = QUICK_SIZE if setup.quick else SIZE
-    numbers = np.random.default_rng(0)
-    shape = (size // GROUPS // 2 // 2**10, 2**10)
-    state = tuple([numbers.standard_normal(shape, "float32") for _ in range(GROUPS)] for _ in range(2))
-    xs = np.ones((GROUPS, 4), "float32")
+    width = QUICK_WIDTH if setup.quick else WIDTH
+    state = chain.initial_state(GROUPS * LAYERS_PER_STAGE, width, OPTIMIZER)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    batch = chain.batch(GROUPS, 4, width)
+    train_step = chain.train_step(GROUPS, LAYERS_PER_STAGE, OPTIMIZER)
     with setup.launch({"stage": GROUPS}, "stage", cpus_per_group=0.1) as mesh:
-        step = mpmd.jit(train_step, mesh, donate_argnums=0).compile(state, xs)
-        on_groups = step(state, xs)
+        step = mpmd.jit(train_step, mesh, donate_argnums=0).compile(state, *batch)
+        on_groups, _ = step(state, *batch)
         in_driver = jax.tree.map(jnp.asarray, mpmd.to_host(on_groups))
         ways = {
             "the groups": Way(lambda path: mpmd.save_async(path, on_groups), step.restore),
@@ -71,7 +56,7 @@ def run(setup: Setup) -> Rows:
             ),
             "plain Orbax, after mpmd.to_host": Way(
                 lambda path: _save_plain(path, mpmd.to_host(on_groups)),
-                lambda path: step(_restore_plain(path, in_driver), xs),
+                lambda path: step(_restore_plain(path, in_driver), *batch),
             ),
         }
         measured = collections.defaultdict(list)
@@ -84,7 +69,7 @@ def run(setup: Setup) -> Rows:
     _, plain_complete, plain_restored, _ = columns[PLAIN]
     for name, (call, complete, restored, nbytes) in columns.items():
         yield (
-            f"Checkpoints of {size * 4 / 2**20:.0f} MiB on {GROUPS} groups",
+            f"Checkpoints of {size / 2**20:.0f} MiB on {GROUPS} groups",
             {
                 "s": name,
                 "call": call,

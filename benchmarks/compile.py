@@ -10,7 +10,7 @@ the longest group is the passes and the executables of the group that takes long
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -79,11 +79,10 @@ def run(setup: Setup) -> Rows:
             for way in ways:
                 with Host("benchmarks.compile:Compiler", (case, setup), environment) as host:
                     measured[way].append(host.call(way))
-        yield from rows_of(case, {way: _columns(rows) for way, rows in measured.items()})
-
-
-def _columns(rows: Sequence[Row]) -> dict[str, list]:
-    return {name: [row[name] for row in rows] for name in rows[0]}
+        columns = {
+            way: {name: [row[name] for row in rows] for name in rows[0]} for way, rows in measured.items()
+        }
+        yield from rows_of(case, columns)
 
 
 def rows_of(case: Case, found: Mapping[str, Mapping[str, list]]) -> Rows:

@@ -32,7 +32,7 @@ def run(setup: Setup) -> Rows:
     by_name = {program.name: program for program in PROGRAMS}
     failures = []
     with setup.launch({"stage": GROUPS}, "stage", cpus_per_group=0.5, runtime_env=environment) as mesh:
-        for name in setup.cases(COVERING, COVERING):
+        for name in COVERING:
             case = by_name[name].case()
             if case.axes or case.groups > GROUPS:
                 continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from benchmarks.comparison import compare
 from benchmarks.frame import Limited, Rows, Setup
-from benchmarks.path_counts import path_counts
 from benchmarks.workload import tiny
 
 LIMITS = {
@@ -18,10 +17,6 @@ LIMITS = {
 
 
 def run(setup: Setup) -> Rows:
-    if setup.options.path:
-        setup.join_ray()  # before JAX has threads, which no fork survives
-        yield from (("Overhead: calls on the path", row) for row in path_counts(setup))
-        return
     cases = [tiny(*size) for size in ((2, 8), (2, 32), (4, 8), (4, 32))]
     for case in setup.cases(cases, cases[:1]):
         compared = compare(case, setup)

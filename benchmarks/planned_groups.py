@@ -16,7 +16,6 @@ import ray
 import mpmd
 from benchmarks.frame import Limited, Row, Setup, interleaved, ratio, scaled
 from benchmarks.planned_models import MODELS, HandMade, Model, by_hand, mlp
-from mpmd.ir.events import Event
 from mpmd.ir.plan import Plan, Task
 from mpmd.ir.routes import Topology
 from mpmd.memory import Holding
@@ -59,13 +58,13 @@ class RunningStep:
         start = time.perf_counter()
         for _ in range(STEPS_IN_A_ROW):
             self._state, _ = self._step(self._state, *self._batch)
-        for leaf in jax.tree.leaves(self._state):
-            leaf.block_until_ready()
+        jax.block_until_ready(self._state)
         return (time.perf_counter() - start) / STEPS_IN_A_ROW
 
-    def profile(self) -> list[Event]:
+    def simulated_seconds(self) -> float:
+        """The simulated seconds of a step whose tasks take the times of a profiled step."""
         (self._state, _), events = self._step.profile(self._state, *self._batch)
-        return events
+        return _seconds_in_a_row(self.plan, Costs.measured(events), self.topology)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +135,7 @@ class Groups:
             for way in ways:
                 way.step.seconds()  # the first steps are slower
             times = interleaved({str(i): way.step.seconds for i, way in enumerate(ways)}, repetitions)
-            run_tasks = [seconds_of_run_tasks(way.step) for way in ways]
+            run_tasks = [way.step.simulated_seconds() for way in ways]
         rows = []
         for i, way in enumerate(ways):
             run = times[str(i)]
@@ -268,9 +267,3 @@ def _seconds(realized: Realized) -> float:
 def _seconds_in_a_row(plan: Plan, costs: Costs, topology: Topology) -> float:
     """The simulated seconds of a step, of several in a row."""
     return simulate(plan, costs, steps=STEPS_IN_A_ROW, topology=topology).makespan / STEPS_IN_A_ROW
-
-
-def seconds_of_run_tasks(step: RunningStep) -> float:
-    """The simulated seconds of a step whose tasks take the times of a profiled step."""
-    events = step.profile()
-    return _seconds_in_a_row(step.plan, Costs.measured(events), step.topology)

@@ -18,6 +18,7 @@ import optax
 
 import mpmd
 from benchmarks.chain import updated
+from benchmarks.model import embed
 from examples import gpt
 from mpmd.compiler.jaxprs.work import total_operations
 
@@ -244,11 +245,7 @@ def large_vocabulary(blocks: int, width: int, heads: int, length: int, vocabular
     def mismatch(scores: Any, targets: jax.Array) -> jax.Array:
         return optax.softmax_cross_entropy_with_integer_labels(scores, targets).mean()
 
-    return Model((_embedded, *[block] * blocks, _scores), weights, batch, mismatch)
-
-
-def _embedded(of_layer: Any, tokens: jax.Array) -> jax.Array:
-    return of_layer["token_embedding"][tokens] + of_layer["position_embedding"]
+    return Model((embed, *[block] * blocks, _scores), weights, batch, mismatch)
 
 
 def _scores(of_layer: Any, x: jax.Array) -> jax.Array:

@@ -49,35 +49,25 @@ class Where(NamedTuple):
         return f"{self.groups} groups {'on Ray' if self.on_ray else 'in process'}"
 
 
-class Steps(NamedTuple):
-    """A model whose step is chosen, predicted and run."""
-
-    where: Where
-    model: str
-
-    def __str__(self) -> str:
-        return f"steps: {self.model}, {self.where}"
-
-
 PLACES = tuple(Where(groups, on_ray) for on_ray in (True, False) for groups in (2, 4))
 STEPS = tuple(
-    Steps(where, model) for where in PLACES for model in MODELS if model == "chain" or where == (2, False)
+    (where, model) for where in PLACES for model in MODELS if model == "chain" or where == (2, False)
 )
+"""The groups, and the model whose step is chosen, predicted and run on them."""
+
 SLEEPING = (Where(2, False), Where(4, True))
 
 
 def run(setup: Setup) -> Rows:
     yield from searches(setup)
-    cases = setup.cases(STEPS, [Steps(PLACES[2], "chain")])
-    for where in dict.fromkeys(case.where for case in cases):
+    cases = setup.cases(STEPS, [(PLACES[2], "chain")])
+    for where in dict.fromkeys(where for where, _ in cases):
         with groups_at(where, setup) as host:
             yield "Calibrated devices", {"": str(where), **host.call("calibrated")}
-            for case in cases:
-                if case.where == where:
-                    repetitions = TURNS * setup.repetitions
-                    for row in host.call("ways", case.model, setup.quick, repetitions):
-                        yield "Steps", {"model": case.model, "groups": str(where), **row}
-    for where in SLEEPING if setup.cases(["sleeping"], ["sleeping"]) else ():
+            for model in (model for place, model in cases if place == where):
+                for row in host.call("ways", model, setup.quick, TURNS * setup.repetitions):
+                    yield "Steps", {"model": model, "groups": str(where), **row}
+    for where in SLEEPING:
         sleeps = (1.0, 1.5, 1.0, 2.0)[: where.groups]
         with groups_at(where, setup, sleeps=sleeps) as host:
             for row in host.call("sleeping", sleeps):
@@ -86,19 +76,14 @@ def run(setup: Setup) -> Rows:
 
 def searches(setup: Setup) -> Rows:
     """Seconds of processor time on one core, and the most memory that the process has had so far."""
-    named = {
-        f"searches: {layers} layers, {8 * nodes} devices": (layers, width, nodes)
-        for layers, width, nodes in SEARCHES
-    }
-    for name in setup.cases(list(named), list(named)[:1]):
-        layers, width, nodes = named[name]
+    for layers, width, nodes in setup.cases(SEARCHES, SEARCHES[:1]):
         profile, cluster = gpt(num_layers=layers, width=width, heads=width // 128), a100s(nodes)
         start = time.process_time()
         best, *_ = search(profile, cluster, Constraints())
         yield (
             "Searches",
             {
-                "": name,
+                "": f"{layers} layers, {8 * nodes} devices",
                 "s of processor time": time.process_time() - start,
                 "MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
                 "predicted step, s": best.prediction.seconds,

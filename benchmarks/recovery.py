@@ -26,6 +26,7 @@ EVERY = 10
 BLOCKS = 3
 """Blocks of ten steps in one measurement, so that each measurement has equally many repeated steps."""
 
+REPETITIONS = 5
 GROUPS, MICROBATCHES = 2, 4
 SIZES = ((400, 2, 64), (1632, 2, 16), (2368, 4, 4))
 """Width, layers of a stage and rows of a microbatch: about 4, 64 and 256 MB of state for each group."""
@@ -48,7 +49,7 @@ def run(setup: Setup) -> Rows:
             }
             times = interleaved(
                 {name: functools.partial(seconds_of, loop.blocks) for name, loop in loops.items()},
-                max(5, setup.repetitions),
+                REPETITIONS,
             )
             state = f"{loops[WITHOUT].nbytes / GROUPS / 1e6:.0f} MB"
             for name, loop in loops.items():
@@ -57,25 +58,20 @@ def run(setup: Setup) -> Rows:
                 cells["of a step without"] = ratio(times[name], times[WITHOUT])
                 cells["MB of a process"] = resident_bytes(loop.mesh.groups[0].pid) / 1e6
                 yield "Snapshots and repeated steps", cells
-            compared = [seconds_of(loops[WITHOUT].mesh.verify_replicas) for _ in range(5)]
-            yield "Comparing replicas", {"state of a group": state, "ms": scaled(compared, 1e3)}
             new = loops["snapshots"].seconds_of_recovery()
             _check_losses(loops["snapshots"], loops[WITHOUT])
         with training(setup, size, cluster.Recovery(every=EVERY, spares=1)) as loop:
-            loop.block()
+            loop.blocks(1)
             spare = loop.seconds_of_recovery()
         for name, phases in (("a new process", new), ("a spare", spare)):
-            cells = {"state of a group": state, "": name, "s until steps run again": _without_replay(phases)}
+            seconds = sum(phases.values()) - phases["replayed"]
+            cells = {"state of a group": state, "": name, "s until steps run again": seconds}
             yield "Recovery", cells | phases
-
-
-def _without_replay(phases: dict[str, float]) -> float:
-    return sum(phases.values()) - phases["replayed"]
 
 
 def _check_losses(killed: Training, undisturbed: Training) -> None:
     while len(undisturbed.losses) < len(killed.losses):
-        undisturbed.block()
+        undisturbed.blocks(1)
     if killed.losses != undisturbed.losses[: len(killed.losses)]:
         raise RuntimeError(f"after a recovery the losses are {killed.losses}, not {undisturbed.losses}")
 
@@ -90,7 +86,7 @@ def training(
 
 
 class Training:
-    """Runs ten steps at a time.
+    """Runs blocks of ten steps.
 
     Attributes:
       mesh: runs the steps.
@@ -106,24 +102,20 @@ class Training:
         self._step = mpmd.jit(chain.train_step(GROUPS, layers), mesh, donate_argnums=0)
         self.losses: list[float] = []
         self._one()  # compiles; with recovery it is followed by the first snapshot
-        self.block()
+        self.blocks(1)
 
     def _one(self) -> Any:
         self._state, loss = self._step(self._state, *self._batch)
         return loss
 
-    def block(self) -> None:
-        """Runs ten steps, which with recovery have one snapshot."""
-        losses = [self._one() for _ in range(EVERY)]
-        self.losses.append(float(losses[-1]))
-
-    def blocks(self) -> None:
-        losses = [self._one() for _ in range(BLOCKS * EVERY)]
+    def blocks(self, number: int = BLOCKS) -> None:
+        """Runs ten steps for each block, which with recovery have one snapshot."""
+        losses = [self._one() for _ in range(number * EVERY)]
         self.losses += map(float, losses[EVERY - 1 :: EVERY])
 
     def seconds_of_recovery(self) -> dict[str, float]:
         """Kills a group, goes on, and returns the seconds of each phase of the recovery."""
         os.kill(self.mesh.groups[1].pid, signal.SIGKILL)
         while not self.mesh.recoveries:
-            self.block()
+            self.blocks(1)
         return dict(self.mesh.recoveries[-1].seconds)

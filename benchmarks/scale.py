@@ -52,25 +52,21 @@ class Driver:
     def __init__(self, groups: int, setup: Setup, on_ray: bool):
         self._mesh = setup.launch({"stage": groups}, "stage") if on_ray else in_process_mesh(groups)
         step = mpmd.jit(chain.train_step(groups, optimizer=OPTIMIZER), self._mesh, donate_argnums=0)
-        self._steps: dict[int, Any] = {}
-        self._states: dict[int, Any] = {}
-        self._batches: dict[int, Any] = {}
+        self._loaded: dict[int, Any] = {}
         for count in MICROBATCHES:
-            self._states[count] = chain.initial_state(groups, WIDTH, OPTIMIZER)
-            self._batches[count] = chain.batch(count, max(MICROBATCHES) // count, WIDTH)
-            self._steps[count] = step.compile(self._states[count], *self._batches[count])
+            state = chain.initial_state(groups, WIDTH, OPTIMIZER)
+            batch = chain.batch(count, max(MICROBATCHES) // count, WIDTH)
+            self._loaded[count] = step.compile(state, *batch), state, batch
             self.call_seconds(count)
 
     def call_seconds(self, microbatches: int) -> float:
         """Seconds for which a call of the step keeps its thread busy: a mean over steps in a row."""
-        state, step, xs_and_ys = (d[microbatches] for d in (self._states, self._steps, self._batches))
+        step, state, batch = self._loaded[microbatches]
         start = time.thread_time()
         for _ in range(STEPS_IN_A_ROW):
-            state, _ = step(state, *xs_and_ys)
+            state, _ = step(state, *batch)
         seconds = (time.thread_time() - start) / STEPS_IN_A_ROW
-        for leaf in jax.tree.leaves(state):
-            leaf.block_until_ready()
-        self._states[microbatches] = state
+        self._loaded[microbatches] = step, jax.block_until_ready(state), batch
         return seconds
 
     def close(self) -> None:
@@ -79,22 +75,21 @@ class Driver:
 
 def run(setup: Setup) -> Rows:
     plans = setup.cases(list(PLANS), list(PLANS)[:1])
-    if plans:
-        most = max(groups for groups, _ in plans)
-        with Host("benchmarks.scale:Planner", (), setup.environment(most, 1)) as host:
-            host.call("plan", *min(plans))  # the first one imports
-            for size in plans:
-                repeated = [host.call("plan", *size) for _ in range(PLANS[size])]
-                seconds, to_verify, instructions = zip(*repeated, strict=True)
-                yield (
-                    "Planning",
-                    {
-                        "": "{} groups, {} microbatches".format(*size),
-                        "instructions": instructions[0],
-                        "plan and verify, s": Limited(min(seconds), SECONDS_OF_LARGEST_PLAN),
-                        "verify, s": to_verify,
-                    },
-                )
+    most = max(groups for groups, _ in plans)
+    with Host("benchmarks.scale:Planner", (), setup.environment(most, 1)) as host:
+        host.call("plan", *min(plans))  # the first one imports
+        for size in plans:
+            repeated = [host.call("plan", *size) for _ in range(PLANS[size])]
+            seconds, to_verify, instructions = zip(*repeated, strict=True)
+            yield (
+                "Planning",
+                {
+                    "": "{} groups, {} microbatches".format(*size),
+                    "instructions": instructions[0],
+                    "plan and verify, s": Limited(min(seconds), SECONDS_OF_LARGEST_PLAN),
+                    "verify, s": to_verify,
+                },
+            )
     drivers = [(groups, on_ray) for groups in (2, 4) for on_ray in (False, True)]
     for groups, on_ray in setup.cases(drivers, drivers[:2]):
         if on_ray:

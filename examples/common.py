@@ -21,6 +21,14 @@ def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
     add_ray_arguments(parser)
 
 
+def parse_steps(description: str, argv: list[str] | None) -> argparse.Namespace:
+    """The arguments of an example that takes the number of its steps, and those of ``add_mesh_arguments``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--steps", type=int, default=10, help="train steps (default: 10)")
+    add_mesh_arguments(parser)
+    return parser.parse_args(argv)
+
+
 def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the cluster that groups on Ray are on, and what moves arrays between them."""
     add = parser.add_argument

@@ -9,7 +9,6 @@ learns from the one before, and its scores go from group to group by ``mpmd.resh
 Adam's moments of both are compared with plain JAX.
 """
 
-import argparse
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -40,7 +39,7 @@ class Steps(NamedTuple):
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = parse_arguments(argv)
+    args = common.parse_steps(__doc__, argv)
     if not args.ray:
         common.fake_devices(5)
     text, _ = text_data.standard_library()
@@ -146,13 +145,6 @@ def make_train_step(differentiate):
         return (optax.apply_updates(params, updates), opt_state), loss
 
     return train_step
-
-
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--steps", type=int, default=10, help="steps of each model (default: 10)")
-    common.add_mesh_arguments(parser)
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ each loop runs, and embeddings and gradients go straight from group to group. Lo
 are compared with those of plain JAX, which differentiates both models at once.
 """
 
-import argparse
-
 import common
 import gpt
 import jax
@@ -36,7 +34,7 @@ RELATIVE_LIMIT = 1e-4  # of each leaf's norm
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = parse_arguments(argv)
+    args = common.parse_steps(__doc__, argv)
     if not args.ray:
         common.fake_devices(6)
     rng = np.random.default_rng(0)
@@ -186,13 +184,6 @@ def draw_batch(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     words = 1 + (patterns[:, None] + np.arange(CAPTION) * (patterns[:, None] + 1)) % (MODEL.vocab_size - 1)
     captions = np.concatenate([np.zeros((BATCH_SIZE, 1), np.int64), words], axis=1)
     return images.astype(np.float32), captions.astype(np.int32)
-
-
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--steps", type=int, default=10, help="train steps (default: 10)")
-    common.add_mesh_arguments(parser)
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

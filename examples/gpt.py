@@ -175,6 +175,29 @@ def sliced_loss(
     return total / targets.size
 
 
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, eps=1e-6))
+
+
+def init_state(params: dict) -> tuple[dict, optax.OptState]:
+    return params, OPTIMIZER.init(params)
+
+
+def updated(state: tuple[dict, optax.OptState], gradients: dict) -> tuple[dict, optax.OptState]:
+    params, opt_state = state
+    updates, opt_state = OPTIMIZER.update(gradients, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+
+def train(step, params: dict, batches) -> tuple[dict, list[float]]:
+    """Parameters and Adam's moments after a step with each batch, and the losses."""
+    state, losses = init_state(jax.tree.map(jnp.copy, params)), []
+    for batch in batches:
+        state, loss = step(state, *batch)
+        losses.append(loss)
+    moments = {name: optax.tree.get(state, name) for name in ("mu", "nu")}
+    return {"params": state[0], **moments}, [float(loss) for loss in losses]
+
+
 def generate(params: dict, prompt: bytes, num_bytes: int, config: GPTConfig, seed: int = 0) -> bytes:
     """Continues ``prompt`` by ``num_bytes`` sampled bytes (temperature 0.8), on one device."""
 

@@ -17,8 +17,6 @@ import time
 import common
 import gpt
 import jax
-import jax.numpy as jnp
-import optax
 import text_data
 
 import mpmd
@@ -39,17 +37,17 @@ def main(argv: list[str] | None = None) -> None:
 
     whole = functools.partial(gpt.loss, config=config)
     sliced = functools.partial(gpt.sliced_loss, config=config, bounds=bounds)
-    expected, plain_losses = train(jax.jit(make_train_step(whole)), params, batches)
+    expected, plain_losses = gpt.train(jax.jit(make_train_step(whole)), params, batches)
     schedules = (mpmd.Std1F1B(args.stages), mpmd.Seq1F1B(args.stages, args.slices))
     with common.open_mesh({"stage": args.stages}, args.ray, args.address, transport=args.transport) as mesh:
         for schedule in schedules:
             step = mpmd.jit(make_train_step(sliced, schedule), mesh, donate_argnums=0)
             began = time.perf_counter()
-            step = step.compile(init_state(params), *batches[0])
+            step = step.compile(gpt.init_state(params), *batches[0])
             seconds = time.perf_counter() - began
             print(f"\n{schedule.name}: {len(step.plan.executables)} executables, compiled in {seconds:.1f} s")
             show(schedule, step, args.microbatches)
-            state, losses = train(step, params, batches)
+            state, losses = gpt.train(step, params, batches)
             print("losses in nats per byte: " + "  ".join(f"{loss:.6f}" for loss in losses))
             common.assert_close(f"{schedule.name}: losses", losses, plain_losses, RELATIVE_LIMIT)
             common.assert_close(
@@ -70,39 +68,20 @@ def show(schedule: mpmd.Schedule, step, microbatches: int) -> None:
     print("peak memory of the groups: " + ", ".join(f"{peak / 2**20:.1f} MiB" for peak in peaks))
 
 
-OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, eps=1e-6))
-
-
-def init_state(params: dict) -> tuple[dict, optax.OptState]:
-    return params, OPTIMIZER.init(params)
-
-
 def make_train_step(loss, schedule: mpmd.Schedule | None = None):
     """The step of tokens and targets, int32[num_microbatches, rows, seq_len] each."""
 
     def train_step(state, tokens, targets):
-        params, opt_state = state
 
         def loss_and_gradients(microbatch):
-            return jax.value_and_grad(loss)(params, *microbatch)
+            return jax.value_and_grad(loss)(state[0], *microbatch)
 
         mean, gradients = mpmd.treduce(
             loss_and_gradients, (tokens, targets), schedule=schedule, operation=mpmd.Mean
         )
-        updates, opt_state = OPTIMIZER.update(gradients, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), mean
+        return gpt.updated(state, gradients), mean
 
     return train_step
-
-
-def train(step, params: dict, batches) -> tuple[dict, list[float]]:
-    """Parameters and Adam's moments after a step with each batch, and the losses."""
-    state, losses = init_state(jax.tree.map(jnp.copy, params)), []
-    for batch in batches:
-        state, loss = step(state, *batch)
-        losses.append(loss)
-    moments = {name: optax.tree.get(state, name) for name in ("mu", "nu")}
-    return {"params": state[0], **moments}, [float(loss) for loss in losses]
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, gpt.GPTConfig, tuple[int, ...]]:

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     shape = (args.batch_size, args.seq_len)
     batches = [text_data.random_batch(text, shape, 0, step) for step in range(args.steps)]
 
-    plain = train(jax.jit(make_train_step(jax.value_and_grad(written_out))), params, batches)
+    plain = gpt.train(jax.jit(make_train_step(jax.value_and_grad(written_out))), params, batches)
     with common.open_mesh({"stage": args.stages}, args.ray, args.address, transport=args.transport) as mesh:
         losses = {"plain jax.jit": plain[1]}
         for name, loss, start in (
@@ -53,10 +53,10 @@ def main(argv: list[str] | None = None) -> None:
         ):
             step = mpmd.jit(make_train_step(in_microbatches(loss)), mesh, donate_argnums=0)
             began = time.perf_counter()
-            step = step.compile(init_state(start), *batches[0])
+            step = step.compile(gpt.init_state(start), *batches[0])
             seconds = time.perf_counter() - began
             print(f"{name}: {len(step.plan.executables)} executables, compiled in {seconds:.1f} s")
-            trained, losses[name] = train(step, start, batches)
+            trained, losses[name] = gpt.train(step, start, batches)
             expected = plain[0] if name == "written out" else {of: stacked(plain[0][of]) for of in plain[0]}
             common.assert_close(
                 f"{name}: parameters and moments", mpmd.to_host(trained), expected, RELATIVE_LIMIT
@@ -87,33 +87,14 @@ def stacked(params: dict) -> dict:
     return {**params, "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["blocks"])}
 
 
-OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, eps=1e-6))
-
-
-def init_state(params: dict) -> tuple[dict, optax.OptState]:
-    return params, OPTIMIZER.init(params)
-
-
 def make_train_step(differentiate):
     """The step of one batch, int32[batch_size, seq_len] each: tokens and targets."""
 
     def train_step(state, tokens, targets):
-        params, opt_state = state
-        loss, gradients = differentiate(params, tokens, targets)
-        updates, opt_state = OPTIMIZER.update(gradients, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), loss
+        loss, gradients = differentiate(state[0], tokens, targets)
+        return gpt.updated(state, gradients), loss
 
     return train_step
-
-
-def train(step, params: dict, batches) -> tuple[dict, list[float]]:
-    """Parameters and Adam's moments after a step with each batch, and the losses."""
-    state, losses = init_state(jax.tree.map(jnp.copy, params)), []
-    for batch in batches:
-        state, loss = step(state, *batch)
-        losses.append(loss)
-    moments = {name: optax.tree.get(state, name) for name in ("mu", "nu")}
-    return {"params": state[0], **moments}, [float(loss) for loss in losses]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

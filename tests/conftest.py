@@ -72,6 +72,21 @@ def mesh():
         yield mesh
 
 
+@pytest.fixture
+def command(capsys):
+    """Runs ``mpmd`` with these words and further arguments; returns its exit code, stdout and stderr."""
+    from mpmd.cli.main import main
+
+    def run(words, *arguments):
+        try:
+            code = main([*words.split(), *map(str, arguments)])
+        except SystemExit as error:
+            code = error.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
 @pytest.hookimpl(tryfirst=True)  # before cases are selected by their markers
 def pytest_collection_modifyitems(config, items):
     """Leaves to ``make test-slow`` the cases of a test that its marker ``usual`` does not name.

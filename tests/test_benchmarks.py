@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -19,12 +18,11 @@ import mpmd
 from benchmarks import __main__ as command
 from benchmarks.frame import Limited, Setup, in_process_mesh, interleaved, ratio
 from benchmarks.host import Host
-from benchmarks.path_counts import PathCounts
 from benchmarks.planned_models import MODELS, balanced, by_hand, equal_layers, large_vocabulary, mlp, u_net
 from benchmarks.report import Outcome, document, page, table
 
 ROOT = Path(__file__).parents[1]
-OPTIONS = argparse.Namespace(quick=False, device=False, patience=1.0, repetitions=None, seconds=0.4, only="")
+OPTIONS = argparse.Namespace(quick=False, device=False, patience=1.0)
 GPU = Setup(OPTIONS, 2, "cuda", "NVIDIA H200 NVL", 1)
 
 # Options.
@@ -71,35 +69,11 @@ def test_options_that_do_not_fit_are_refused(argv, fault, capsys):
     assert fault in capsys.readouterr().err
 
 
-def test_cases_are_chosen_by_quick_and_by_their_text():
-    cases = ["2 groups", "4 groups", "8 groups"]
-    for options, chosen in (
-        ({}, cases),
-        ({"quick": True}, cases[:1]),
-        ({"only": "4"}, ["4 groups"]),
-        ({"only": "none"}, []),
-    ):
-        setup = Setup(argparse.Namespace(**{**vars(OPTIONS), **options}), 2)
-        assert setup.cases(cases, cases[:1]) == chosen
-
-
 def test_the_limits_of_devices_leave_time_within_ten_minutes():
     assert sum(command.DEVICE_LIMITS.values()) < 590
 
 
 # Measurements, tables and JSON.
-
-
-def test_calls_locks_and_clock_reads_are_counted():
-    with PathCounts() as counter:
-        lock = threading.Lock()
-
-        def read_clock_with_lock():
-            with lock:
-                time.perf_counter()
-
-        counts = counter.of(read_clock_with_lock)
-    assert (counts["locks"], counts["clock reads"]) == (1, 1)
 
 
 def test_things_are_measured_in_turns():
@@ -295,7 +269,7 @@ def test_layers_are_cut_by_their_amounts():
 @pytest.mark.timeout(1800)
 def test_all_benchmarks_of_devices_run_on_cpus(tmp_path):
     path = tmp_path / "results.json"
-    arguments = ["--device", "--platform", "cpu", "--patience", "3", "--seconds", "0.1"]
+    arguments = ["--device", "--platform", "cpu", "--patience", "3"]
     command.main([*arguments, "--json", str(path), "--page", str(tmp_path / "page.md")])
     found = json.loads(path.read_text())["benchmarks"]
     failures = {name: outcome["failure"] for name, outcome in found.items() if outcome["failure"]}

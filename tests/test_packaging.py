@@ -1,7 +1,6 @@
 """The wheel has every file of the packages, and works where the source is not."""
 
 import fnmatch
-import importlib.util
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from mpmd.version import __version__
+from tests.support.scripts import module_at
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -26,9 +26,7 @@ FILES = {
     if path.is_file() and "__pycache__" not in path.parts
 }
 
-_RELEASE_NOTES = importlib.util.spec_from_file_location("release_notes", ROOT / ".ci" / "release_notes.py")
-release_notes = importlib.util.module_from_spec(_RELEASE_NOTES)
-_RELEASE_NOTES.loader.exec_module(release_notes)
+release_notes = module_at(ROOT / ".ci" / "release_notes.py")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -23,8 +23,7 @@ class PlainJit:
     def run(self, steps: int) -> float:
         for _ in range(steps):
             self._state, loss = self._step(self._state, *self._batch)
-        for leaf in jax.tree.leaves(self._state):
-            leaf.block_until_ready()
+        jax.block_until_ready(self._state)
         return float(loss)
 
 

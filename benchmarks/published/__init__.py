@@ -29,12 +29,10 @@ MISS, CHOSEN, WORST = 0.10, 1.05, 1.25
 def run(setup: Setup) -> Rows:
     """The rows by the presets, fitted and held out apart; vTrain's facts if there is a checkout."""
     vtrain = setup.options.vtrain
-    of_vtrain = [] if vtrain is None else list(read(vtrain))
-    facts = [*typed_in(), *of_vtrain]
-    fitted = fitted_third(facts)
-    ratios = _ratios(facts, Predictor(presets()))
-    yield from _summary(ratios, fitted)
-    yield from _by_tensor(ratios, of_vtrain)
+    facts = [*typed_in(), *([] if vtrain is None else read(vtrain))]
+    predictor = Predictor(presets())
+    ratios = {fact: predictor.seconds(fact) / fact.seconds for fact in facts}
+    yield from _summary(ratios, fitted_third(facts))
     for fact in typed_in():
         yield "Steps of papers and pages, predicted over measured", _step(fact, ratios[fact])
 
@@ -44,21 +42,12 @@ def typed_in() -> list[Fact]:
     return [*steps_of_gpus(), *steps_of_tpus()]
 
 
-def _ratios(facts: Sequence[Fact], predictor: Predictor) -> dict[Fact, float]:
-    """Predicted over measured; of equal ways with several measured times, each counts."""
-    return {fact: predictor.seconds(fact) / fact.seconds for fact in facts}
-
-
 def _groups(ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> dict[str, dict[Fact, float]]:
     """The ratios of each group; facts to which rates are fitted form a group of their own."""
     groups: dict[str, dict[Fact, float]] = collections.defaultdict(dict)
     for fact, ratio in ratios.items():
         groups[f"{fact.group} ({fact.device})" + (", fitted third" if fact in fitted else "")][fact] = ratio
     return groups
-
-
-def _miss(ratios: Mapping[Fact, float]) -> float:
-    return statistics.mean(abs(ratio - 1) for ratio in ratios.values())
 
 
 def chosen_over_best(ratios: Mapping[Fact, float]) -> list[float]:
@@ -92,7 +81,8 @@ def _chosen(ways: Sequence[Fact], ratios: Mapping[Fact, float]) -> Fact:
 def _summary(ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> Rows:
     """The misses of each group of facts, and the choices among the ways of each problem."""
     for group, of_group in sorted(_groups(ratios, fitted).items()):
-        values, miss = list(of_group.values()), _miss(of_group)
+        values = list(of_group.values())
+        miss = statistics.mean(abs(ratio - 1) for ratio in values)
         yield (
             "Predicted over measured",
             {
@@ -111,15 +101,6 @@ def _summary(ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> Rows:
             mean, worst = statistics.mean(over), max(over)
             cells = {"mean": Limited(mean, CHOSEN), "worst": Limited(worst, WORST)}
             yield "Chosen way over the best", {"": group, "problems": len(over), **cells}
-
-
-def _by_tensor(ratios: Mapping[Fact, float], facts: Sequence[Fact]) -> Rows:
-    """The mean ratios of vTrain's facts by the degree of tensor parallelism."""
-    for group, tensor in sorted({(fact.group, fact.tensor) for fact in facts}):
-        some = [fact for fact in facts if (fact.group, fact.tensor) == (group, tensor)]
-        mean = statistics.mean(ratios[fact] for fact in some)
-        cells = {"": f"{group}, tensor {tensor}", "steps": len(some), "mean ratio": mean}
-        yield "Mean ratios by tensor parallelism", cells
 
 
 def _step(fact: Fact, ratio: float) -> Row:

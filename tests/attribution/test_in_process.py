@@ -1,49 +1,26 @@
 """Steps that really run, in this process: a stage that sleeps is the first finding, in the report too."""
 
-import time
-
-import jax
 import jax.numpy as jnp
 import pytest
 
 import mpmd
 from mpmd.attribution import analysis
+from mpmd.runtime import worker
 from tests.attribution.test_identities import check
 from tests.support.parity import mesh_of
+from tests.support.sleeping_tasks import sleep_in_tasks
+from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, step_of
 
-GROUPS, MICROBATCHES = 3, 4
-
-
-def sleep(x):
-    time.sleep(0.1)
-    return x
-
-
-def step(weights, xs):
-    def loss_of(weights, x):
-        for stage, weight in enumerate(weights):
-            if stage == 1:
-                frozen = jax.lax.stop_gradient(x)
-                x = x + jax.pure_callback(sleep, frozen, frozen, vmap_method="sequential")
-            x = jnp.tanh(x @ weight)
-            if stage < GROUPS - 1:
-                x = mpmd.mark_stage_end(x)
-        return (x**2).mean()
-
-    loss, grads = mpmd.treduce(
-        lambda x: jax.value_and_grad(loss_of)(weights, x),
-        xs,
-        schedule=mpmd.Std1F1B(GROUPS),
-        operation=mpmd.Add,
-    )
-    return jax.tree.map(lambda weight, grad: weight - grad, weights, grads), loss
+GROUPS = 3
 
 
 @pytest.fixture(scope="module")
 def loaded():
-    weights, xs = [jnp.ones((8, 8))] * GROUPS, jnp.ones((MICROBATCHES, 4, 8))
-    with mesh_of(GROUPS) as mesh:
-        yield mpmd.jit(step, mesh).lower(weights, xs).compile(), (weights, xs)
+    args = [jnp.ones((WIDTH, WIDTH))] * GROUPS, jnp.ones((MICROBATCHES, ROWS, WIDTH))
+    with pytest.MonkeyPatch.context() as patch, mesh_of(GROUPS) as mesh:
+        patch.setattr(worker, "Executor", worker.Executor)  # which is put back in the end
+        sleep_in_tasks(lambda task: 0.1 if task.stage == 1 else 0.0)
+        yield mpmd.jit(step_of(mpmd.Std1F1B(GROUPS)), mesh).compile(*args), args
 
 
 def test_a_stage_that_sleeps_is_the_first_finding(loaded):

@@ -10,7 +10,6 @@ import pytest
 
 from mpmd.cli import doctor, machine
 from mpmd.cli.doctor import Health
-from mpmd.cli.main import main
 from mpmd.version import __version__
 
 
@@ -19,21 +18,21 @@ def printed_by_a_trial(monkeypatch, **printed):
     monkeypatch.setattr(doctor.subprocess, "run", lambda *arguments, **options: done)
 
 
-def test_what_is_installed_here_is_well(capsys, monkeypatch):
+def test_what_is_installed_here_is_well(command, monkeypatch):
     printed_by_a_trial(monkeypatch)
-    assert main(["doctor", "--no-ray"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "all is well"
+    code, out, _ = command("doctor --no-ray")
+    lines = out.splitlines()
+    assert code == 0 and lines[-1] == "all is well"
     by_subject = {line[9:29].strip(): line for line in lines[:-2]}
     assert __version__ in by_subject["mpmd"] and "a step" in by_subject["two groups"]
     assert "two actors" not in by_subject
 
 
 @pytest.mark.slow
-def test_a_trial_that_fails_is_a_fault_with_the_end_of_its_error(monkeypatch, capsys):
+def test_a_trial_that_fails_is_a_fault_with_the_end_of_its_error(command, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
-    assert main(["doctor", "--no-ray"]) == 1
-    out = capsys.readouterr().out
+    code, out, _ = command("doctor --no-ray")
+    assert code == 1
     assert "FAULT    devices" in out
     assert "no_such_platform" in out
     assert "raise " not in out  # of JAX's code
@@ -66,18 +65,14 @@ def test_a_cache_that_others_may_write_to_is_a_fault(monkeypatch, tmp_path):
     assert f"chmod -R go-rwx {tmp_path / 'cache'}" in finding.remedy
 
 
-def test_the_version(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == f"mpmd {__version__}\n"
+def test_the_version(command):
+    assert command("--version")[:2] == (0, f"mpmd {__version__}\n")
 
 
-def test_top_names_what_is_in_its_place(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["top", "--once"])
-    assert ended.value.code == 2
-    assert "there is no `mpmd top` any more: in the program, print(mesh.status())" in capsys.readouterr().err
+def test_top_names_what_is_in_its_place(command):
+    code, _, err = command("top --once")
+    assert code == 2
+    assert "there is no `mpmd top` any more: in the program, print(mesh.status())" in err
 
 
 # For programs.
@@ -98,9 +93,10 @@ def check_fields(printed):
 
 
 @pytest.mark.slow
-def test_json_has_the_findings_devices_and_ports(capsys):
-    assert main(["doctor", "--no-ray", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+def test_json_has_the_findings_devices_and_ports(command):
+    code, out, _ = command("doctor --no-ray --json")
+    assert code == 0
+    printed = json.loads(out)
     check_fields(printed)
     assert printed["ok"] is True and printed["format"] == "mpmd doctor 1" and printed["mpmd"] == __version__
     texts = {finding["subject"]: finding["text"] for finding in printed["findings"]}

@@ -7,18 +7,12 @@ from pathlib import Path
 import cluster
 import mpmd
 from mpmd.ir.tasks import parse_task
+from tests.docs.test_named_code import words_of_code
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "glossary.md").read_text()
 ENTRIES = re.findall(r"^- \*\*(.+?)\*\*: (.+?)(?=\n-|\n\n|\n*\Z)", TEXT, re.MULTILINE | re.DOTALL)
 NAMES = sorted(set(re.findall(r"`([^`]+)`", " ".join(text for _, text in ENTRIES))))
-
-SOURCES = [path for folder in ("mpmd", "cluster") for path in (ROOT / folder).rglob("*.py")]
-
-
-@functools.cache
-def words_of_code():
-    return {word for path in SOURCES for word in re.findall(r"\w+", path.read_text())}
 
 
 def exists(name):

@@ -5,7 +5,6 @@ import re
 import sys
 import types
 import warnings
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ import mpmd
 from tests.support import pages
 from tests.support.parity import assert_close
 
-HOW_TO = Path(__file__).parents[2] / "docs" / "how_to"
+HOW_TO = pages.DOCS / "how_to"
 
 STEPS = {
     "models#flax linen": ("train_step", "state, x, labels", "trained, (loss, logits, accuracy)"),

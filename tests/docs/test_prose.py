@@ -1,18 +1,13 @@
 """The check of prose finds faults on their lines, and leaves code out."""
 
-import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-pytest.importorskip("proselint")
+from tests.support.scripts import module_at
 
-_PROSE = importlib.util.spec_from_file_location("prose", ROOT / ".ci" / "prose.py")
-prose = importlib.util.module_from_spec(_PROSE)
-_PROSE.loader.exec_module(prose)
+pytest.importorskip("proselint")
+prose = module_at(Path(__file__).parents[2] / ".ci" / "prose.py")
 
 PAGE = """# A page
 
@@ -77,21 +72,14 @@ def test_lines_stay(text):
     assert blank(text).count("\n") == text.count("\n")
 
 
-def test_faults_are_printed_with_their_places(tmp_path):
+def test_faults_are_printed_with_their_places(tmp_path, monkeypatch, capsys):
     """proselint knows a word that is written twice, and numbers are none."""
     page = tmp_path / "page.md"
     page.write_text("# A page\n\nOne of the the pages has 2 2 columns, of course.\n")
-    program = f"""
-import importlib.util, pathlib
-spec = importlib.util.spec_from_file_location("prose", {str(ROOT / ".ci" / "prose.py")!r})
-prose = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(prose)
-prose.files = lambda: [pathlib.Path({str(page)!r})]
-prose.main()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stdout.splitlines() == [
+    monkeypatch.setattr(prose, "files", lambda: [page])
+    with pytest.raises(SystemExit, match="True"):
+        prose.main()
+    assert capsys.readouterr().out.splitlines() == [
         f"{page}:3: 'of course': leave it out",
         f"{page}:3: There's a lexical illusion in 'the the' - a phrase is repeated.",
     ]

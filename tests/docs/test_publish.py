@@ -1,15 +1,13 @@
 """Versions of the site stand beside one another; ``tests/site`` builds and opens them."""
 
-import importlib.util
 import json
 
 import pytest
 
 from tests.support.pages import DOCS
+from tests.support.scripts import module_at
 
-SPEC = importlib.util.spec_from_file_location("publish", DOCS / "publish.py")
-publish = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(publish)
+publish = module_at(DOCS / "publish.py")
 
 
 @pytest.fixture

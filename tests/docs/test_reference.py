@@ -5,13 +5,12 @@ import functools
 import importlib.util
 import inspect
 import re
-from pathlib import Path
 
 import cluster
 import mpmd
 from mpmd.cli.main import _parser
+from tests.support.pages import DOCS
 
-DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {path.stem: path.read_text() for path in (DOCS / "reference").glob("*.md")}
 DIRECTIVES = [
     (page, name)

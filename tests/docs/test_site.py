@@ -1,9 +1,8 @@
 """Every page is in the table of contents of the site, once, and its code fits its column."""
 
 import re
-from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs"
+from tests.support.pages import DOCS
 
 
 def entries(page):

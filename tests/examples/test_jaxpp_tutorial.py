@@ -9,17 +9,17 @@ import optax
 import pytest
 from flax.training.train_state import TrainState
 
-SMALL = "--seq-len 8 --heads 4 --d-model 32".split()
+SMALL = "--seq-len 8 --heads 4 --d-model 32"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "num_stages"),
-    [(["--layers", "4", "--data", "2", "--steps", "4"], {4}), ([], {4, 8})],
+    [("--layers 4 --data 2 --steps 4", {4}), ("", {4, 8})],
     ids=["four layers", "eight layers"],
 )
 def test_the_example(example, capsys, tmp_path, arguments, num_stages):
-    example("jaxpp_tutorial").main([*SMALL, *arguments, "--output", str(tmp_path)])
+    example("jaxpp_tutorial").main(f"{SMALL} {arguments} --output {tmp_path}".split())
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     for number in num_stages:
@@ -73,7 +73,7 @@ def test_what_is_not_compared_is_little(example, size, message):
 
 
 def test_fsdp_needs_what_divides(example, capsys):
-    for arguments in (["--heads", "2"], ["--steps", "3"]):
+    for arguments in ("--heads 2", "--steps 3"):
         with pytest.raises(SystemExit, match="2"):
-            example("jaxpp_tutorial").parse_arguments(arguments)
+            example("jaxpp_tutorial").parse_arguments(arguments.split())
     assert "--steps must be at least 4" in capsys.readouterr().err

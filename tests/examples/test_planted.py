@@ -1,7 +1,4 @@
-"""Every example fails if one gradient of one weight, stage and microbatch is two per cent off.
-
-Those of Workshop are in ``test_planted_faults.py``.
-"""
+"""Every example fails if one gradient of one weight, stage and microbatch is two per cent off."""
 
 import pytest
 
@@ -10,6 +7,14 @@ from tests.support.planted import planted
 JAXPP = "--layers 4 --seq-len 4 --heads 4 --d-model 32 --steps 4".split()
 ALPA = "--given --dim 8 --batch-size 32 --parts manual".split()
 GPT = "--layers 2 --stages 2 --d-model 8 --heads 2 --seq-len 8 --batch-size 4 --microbatches 2 --steps 2"
+TRANSFORMER = (
+    "--strategies gathered --data 1 --model 1 --layers 2 --hidden 16 --heads 2 --seq-len 8 --microbatches 2 "
+    "--steps 1"
+).split()
+STRATEGIES = [
+    *"--layers 3 --d-model 16 --seq-len 8 --heads 2 --simulate 1 --strategies".split(),
+    "pipeline, 1F1B",
+]
 WEIGHT, BIAS = max, min
 WRITES = {"jaxpp_tutorial": "--output", "train_gpt": "--output", "resumable_training": "--directory"}
 
@@ -26,6 +31,10 @@ WRITES = {"jaxpp_tutorial": "--output", "train_gpt": "--output", "resumable_trai
         ("train_gpt", ["--in-process", *GPT.split()], 1, 0, BIAS),
         ("scanned_gpt", GPT.split(), 0, 1, WEIGHT),
         ("resumable_training", [], 0, 3, WEIGHT),
+        ("workshop_transformer", TRANSFORMER, 0, 1, WEIGHT),
+        ("workshop_transformer", TRANSFORMER, 1, 0, BIAS),
+        ("workshop_strategies", STRATEGIES, 0, 1, WEIGHT),
+        ("workshop_strategies", STRATEGIES, 1, 0, BIAS),
         pytest.param("jaxpp_tutorial", JAXPP, 2, 1, WEIGHT, marks=pytest.mark.slow),
     ],
 )

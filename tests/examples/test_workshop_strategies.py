@@ -6,12 +6,11 @@ itself.
 
 import collections
 import dataclasses
-import pathlib
 
 import jax
 import pytest
 
-from tests.support.collectives import collectives_of
+from tests.support.collectives import collectives_of, count
 
 SIZES = "--layers 3 --d-model 16 --seq-len 8 --heads 8 --batch-size 16 --simulate 1"
 LAYERS = 3
@@ -59,12 +58,9 @@ EXPECTED = {
 }
 
 
-def compiled(name, monkeypatch):
+def compiled(name, example):
     """The example's step on its groups, the shards of its state and batch, and its collectives."""
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2] / "examples")
-    import gpt
-    import workshop_strategies as workshop
-
+    gpt, workshop = example("gpt"), example("workshop_strategies")
     args = workshop.parse_arguments(SIZES.split())
     config = gpt.GPTConfig(args.layers, args.d_model, args.heads, args.seq_len)
     state, batch = workshop.init(config), workshop.make_batch(args)
@@ -86,20 +82,11 @@ def shard_of(array):
     return shape
 
 
-def count(found):
-    """How many values of each shape each operation is done to."""
-    return collections.Counter(
-        (collective.operation, shape) for collective in found for shape in collective.shapes
-    )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "tensor" else pytest.mark.slow) for name in EXPECTED]
-)
-def test_shards_and_collectives(monkeypatch, name):
+@pytest.mark.parametrize("name", EXPECTED)
+def test_shards_and_collectives(example, name):
     expected = EXPECTED[name]
-    in_loop, outside, shards, params = compiled(name, monkeypatch)
+    in_loop, outside, shards, params = compiled(name, example)
     assert shards == (expected.qkv, expected.mlp_out, expected.tokens)
     for direction in ("fwd", "bwd"):
         found = sum((count(c) for task, c in in_loop.items() if direction in task), collections.Counter())
@@ -109,9 +96,7 @@ def test_shards_and_collectives(monkeypatch, name):
         assert all(operation == "all-reduce" for operation, _ in found)
         assert not found or expected.sums
     after = sum((count(found) for found in outside.values()), collections.Counter())
-    by_operation = collections.Counter()
-    for (operation, _), number in after.items():
-        by_operation[operation] += number
+    by_operation = collections.Counter(operation for operation, _ in after.elements())
     assert by_operation["all-reduce"] == (len(jax.tree.leaves(params)) + 1 if expected.is_reduced else 0)
     assert by_operation["all-gather"] == expected.gathers
     assert set(by_operation) <= {"all-reduce", "all-gather"}

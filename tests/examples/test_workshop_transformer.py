@@ -5,7 +5,6 @@ asserts itself.
 """
 
 import collections
-import pathlib
 
 import jax
 import pytest
@@ -14,7 +13,6 @@ from flax import nnx
 from tests.support.collectives import collectives_of
 from tests.support.parity import mesh_of
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SIZES = "--layers 4 --hidden 16 --heads 4 --seq-len 8 --batch-size 8 --microbatches 2"
 LAYERS_PER_STAGE = 2
 # Of a microbatch of four sequences, on one of two devices along "data".
@@ -46,11 +44,8 @@ PER_LAYER = {
 
 
 @pytest.fixture
-def workshop(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    import workshop_transformer
-
-    return workshop_transformer
+def workshop(example):
+    return example("workshop_transformer")
 
 
 def compiled(workshop, strategy, **axes):

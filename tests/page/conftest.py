@@ -7,7 +7,7 @@ import pytest
 import mpmd
 from tests.support.browser import started_browser
 from tests.support.drawn_profiles import drawn_profile
-from tests.support.schedule_plans import plan_of_schedule
+from tests.support.plans import pipeline_plan
 
 HOSTILE = "</script><img src=x onerror=\"document.title='stolen'\">{{data}}<!--"
 """A name that would be markup, a script and a mark of the template, if anything took it for one."""
@@ -17,14 +17,14 @@ GROUPS, MICROBATCHES = 4, 8
 
 @pytest.fixture(scope="session")
 def profile():
-    plan = plan_of_schedule(mpmd.Std1F1B(GROUPS), MICROBATCHES)
+    plan = pipeline_plan(mpmd.Std1F1B(GROUPS), MICROBATCHES)
     return drawn_profile(plan, steps=3, name=HOSTILE)
 
 
 @pytest.fixture(scope="session")
 def balanced_profile():
     """The same plan with other times, and no slow group."""
-    return drawn_profile(plan_of_schedule(mpmd.Std1F1B(GROUPS), MICROBATCHES), seed=1, slow_group=-1)
+    return drawn_profile(pipeline_plan(mpmd.Std1F1B(GROUPS), MICROBATCHES), seed=1, slow_group=-1)
 
 
 @pytest.fixture(scope="session")

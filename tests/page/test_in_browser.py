@@ -8,7 +8,7 @@ import pytest
 import mpmd
 from tests.page.conftest import GROUPS, HOSTILE, MICROBATCHES
 from tests.support.drawn_profiles import drawn_profile
-from tests.support.schedule_plans import plan_of_schedule
+from tests.support.plans import pipeline_plan
 
 pytestmark = pytest.mark.browser
 
@@ -78,7 +78,7 @@ def test_all_sections_are_there(page):
         page.get_by_role("link", name=name, exact=True).click()
     assert page.locator("#idle tbody tr").count() >= GROUPS
     assert "Other schedules" not in page.locator("main").inner_text()
-    assert page.locator("#tasks tbody tr").count() == 2 * GROUPS
+    assert page.locator("#tasks tbody tr").count() == 4 * GROUPS
     assert page.locator("#findings li").count() >= 1
 
 
@@ -93,7 +93,7 @@ def test_names_from_outside_are_shown_as_they_are(page):
 
 def test_keys_go_from_task_to_gap_to_what_it_waited_for(page):
     first = pressed(page, "ArrowRight")
-    assert first.startswith("fwd_0__0")
+    assert first.startswith("before_0")
     assert "Group 0:" in first or "group 0" in first.lower()
     texts = [first]
     while "Waited for bwd_1__0" not in texts[-1]:
@@ -111,7 +111,7 @@ def test_a_selection_is_announced(page):
     card = page.get_by_role("status", name="Selection")
     pressed(page, "ArrowRight")
     assert card.get_attribute("aria-live") == "polite"
-    assert "fwd_0__0" in card.inner_text()
+    assert "before_0" in card.inner_text()
     assert "Processor time" in card.inner_text()
 
 
@@ -216,7 +216,7 @@ def test_findings_lead_to_tasks(page):
 def test_what_is_shown_is_large_enough_to_see(open_page, tmp_path):
     """Of a long step, the whole of which is in sight at first."""
     file = tmp_path / "long.html"
-    drawn_profile(plan_of_schedule(mpmd.Std1F1B(2), 300)).write_html(file)
+    drawn_profile(pipeline_plan(mpmd.Std1F1B(2), 300)).write_html(file)
     page = open_page(file)
     whole = width(page)
     page.locator("#findings button").first.click()

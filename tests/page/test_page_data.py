@@ -6,7 +6,6 @@ import json
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,8 +24,9 @@ from mpmd.render.page.tables import _joined_links, capitalized, percentile
 from mpmd.schedules import DualPipeV
 from tests.page.conftest import GROUPS, HOSTILE, MICROBATCHES
 from tests.support.drawn_profiles import drawn_profile
-from tests.support.schedule_plans import plan_of_schedule
-from tests.support.small_plans import lowered
+from tests.support.plans import ACTIVATION, pipeline_plan
+from tests.support.recorded_steps import recovered
+from tests.support.small_plans import lowered, stacked_step
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +128,8 @@ def test_numbers_are_those_of_tasks(profile, data):
     for g, group in enumerate(data["groups"]):
         tasks = [measured.workload.tasks[i] for i in measured.tasks(g)]
         for k, task in enumerate(tasks):
-            label = data["types"][group["type"][k]]["label"]
-            assert parse_task(f"{label}__{group['microbatch'][k]}") == task
+            label, microbatch = data["types"][group["type"][k]]["label"], group["microbatch"][k]
+            assert parse_task(label if microbatch < 0 else f"{label}__{microbatch}") == task
         assert all(groups[number] != g for number in group["waited"][:-1] if number >= 0)
 
 
@@ -156,7 +156,7 @@ def test_fused_tasks_have_their_own_names(monkeypatch):
 
 def test_types_have_all_tasks_once(data):
     rows = rows_of(data, "tasks")
-    assert sum(row["Count"] for row in rows) == 2 * GROUPS * MICROBATCHES
+    assert sum(row["Count"] for row in rows) == 2 * GROUPS * (MICROBATCHES + 1)
     assert sum(row["Sum"] for row in rows) == sum(sum(g["took"]) for g in data["groups"])
     for row, each in zip(rows, data["types"], strict=True):
         assert (row["Task"][0], row["Group"]) == (each["label"], each["group"])
@@ -174,7 +174,7 @@ def test_messages_are_those_of_the_plan(data):
     pairs = [pair for a, b in itertools.pairwise(range(GROUPS)) for pair in ((a, b), (b, a))]
     assert {edge["Groups"] for edge in edges} == {f"{src} to {dst}" for src, dst in pairs}
     for edge in edges:
-        assert (edge["Messages"], edge["Bytes"]) == (MICROBATCHES, MICROBATCHES * 2**18)
+        assert (edge["Messages"], edge["Bytes"]) == (MICROBATCHES, MICROBATCHES * ACTIVATION.nbytes)
         assert 20_000 <= edge["In flight, median"] < 200_000
 
 
@@ -236,36 +236,20 @@ def test_parts_of_a_comparison_add_up_to_the_steps(profile, balanced_profile):
 
 
 def test_stages_of_a_scan_have_their_layers():
-    def loss_of(weights, x):
-        def layer(x, weight):
-            return mpmd.mark_stage_end(jnp.tanh(x @ weight), every=3), None
-
-        return (jax.lax.scan(layer, x, weights)[0] ** 2).mean()
-
-    def step(weights, xs):
-        return mpmd.treduce(
-            lambda x: jax.value_and_grad(loss_of)(weights, x), xs, mpmd.Std1F1B(2), operation=mpmd.Add
-        )
-
     mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
     arguments = jax.ShapeDtypeStruct((6, 4, 4), np.float32), jax.ShapeDtypeStruct((4, 2, 4), np.float32)
-    plan = mpmd.jit(step, mesh).lower(*arguments).plan
+    plan = mpmd.jit(stacked_step(2), mesh).lower(*arguments).plan
     stages = rows_of(page_data(drawn_profile(plan)._subject("x")), "stages")
     assert [stage["Layers"] for stage in stages] == ["0..2", "3..5"]
 
 
 def test_recorded_steps_are_counted_with_those_that_are_left_out(profile):
     first, *others = profile.recorded
-    delay = 10**9
-    processes = tuple(times.shifted(delay) for times in first.processes)
-    first = dataclasses.replace(
-        first, returned=first.returned + delay, processes=processes, is_recovered=True
-    )
-    recovered = dataclasses.replace(profile, recorded=(*others, first))
-    facts = {fact.label: fact.value for fact in page_data(recovered._subject("x"))["facts"]}
-    shown = recovered.attribution.measured.step
+    disturbed = dataclasses.replace(profile, recorded=(*others, recovered(first)))
+    facts = {fact.label: fact.value for fact in page_data(disturbed._subject("x"))["facts"]}
+    shown = disturbed.attribution.measured.step
     assert facts["Recorded step"] == f"{shown + 1} of 3"
-    assert facts["Recovery before step 3"] == recovered.recoveries[2]
+    assert facts["Recovery before step 3"] == disturbed.recoveries[2]
 
 
 def test_a_step_beside_itself_is_as_long(profile):
@@ -276,7 +260,7 @@ def test_a_step_beside_itself_is_as_long(profile):
 
 
 def test_a_comparison_of_other_sizes(profile):
-    other = drawn_profile(plan_of_schedule(mpmd.Std1F1B(2), 4))
+    other = drawn_profile(pipeline_plan(mpmd.Std1F1B(2), 4))
     sentences, data = changes(profile, other)
     assert any("4 groups before and 2 after" in sentence for sentence in sentences)
     gone = next(each for each in rows_of(data, "changed", 1) if each["Group"] == 3)

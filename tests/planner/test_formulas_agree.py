@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import mpmd
@@ -11,7 +10,8 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.trials.trials import StepSpec, Trials
-from tests.support.planned_steps import ADAM, CLUSTER, LAYERS, layer_of, open_step
+from tests.support.planned_steps import ADAM, CLUSTER, LAYERS, open_step
+from tests.support.transformer_step import shapes, train_step
 
 WIDTH, ROWS = 64, 512
 SUBMESHES = {"one device": {}, "data": {"data": 2}, "model": {"model": 2}}
@@ -59,28 +59,10 @@ def test_the_formula_is_near_the_simulation_of_the_plan(trials, groups, submesh,
     assert formula.bubble == pytest.approx(simulated.bubble, abs=0.05)
 
 
-def loss_with_scores(params, tokens, labels):
-    embedding, layers = params
-    x = embedding[tokens]
-    for layer in layers:
-        x = layer_of(layer, x)
-    scores = jax.nn.log_softmax(x @ embedding.T)
-    return -jnp.take_along_axis(scores, labels[:, None], axis=1).mean()
-
-
-def step_with_scores(params, tokens, labels):
-    return mpmd.value_and_grad(loss_with_scores)(params, tokens, labels)
-
-
 @pytest.mark.usual("{'data': 2}")
 @pytest.mark.parametrize("submesh", [{}, {"data": 2}], ids=str)
 def test_the_formula_knows_the_temporaries_of_a_large_vocabulary(submesh):
-    embedding = jax.ShapeDtypeStruct((4096, WIDTH), "float32")
-    matrix = jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")
-    bias = jax.ShapeDtypeStruct((WIDTH,), "float32")
-    params = (embedding, [{"up": matrix, "bias": bias, "down": matrix}] * 2)
-    rows = jax.ShapeDtypeStruct((ROWS,), "int32")
-    made = Trials(StepSpec.of(step_with_scores, (params, rows, rows)), CLUSTER)
+    made = Trials(StepSpec.of(train_step, shapes(rows=32, vocabulary=4096)), CLUSTER)
     number = len(made.profiles[0].layers)
     candidate = Candidate((number,), (submesh,), mpmd.Std1F1B(1), 2, remat=False, fsdp=False)
     formula = evaluate(CostModel(made.profiles[0], CLUSTER), candidate).prediction.memory

@@ -49,27 +49,31 @@ def megatron(x, up, down):
     return jnp.tanh(x @ up) @ down
 
 
-def work_of(fun, specs, mesh, shapes=((8, 16), (16, 64), (64, 16))):
+def work_of(fun, *shapes, specs=(), **mesh):
+    """The work of a device on operands of these shapes, which it has whole or divided by ``specs``."""
     avals = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
-    inputs = [dimensions_of(spec, len(shape)) for spec, shape in zip(specs, shapes, strict=True)]
+    pairs = zip(shapes, specs or ((),) * len(shapes), strict=True)
     jaxpr, _ = canonical(jax.make_jaxpr(fun)(*avals))
-    return device_work(jaxpr, inputs, mesh)[0]
+    return device_work(jaxpr, [dimensions_of(spec, len(shape)) for shape, spec in pairs], mesh)[0]
+
+
+OF_MEGATRON = (8, 16), (16, 64), (64, 16)
 
 
 def test_columns_and_rows_of_weights_are_summed_once():
-    whole = work_of(megatron, ((), (), ()), {})
+    whole = work_of(megatron, *OF_MEGATRON)
     assert whole.operations == 2 * (2 * 8 * 16 * 64) + 8 * 64 and not whole.all_reduces
-    divided = work_of(megatron, ((), (None, "model"), ("model",)), {"model": 4})
+    divided = work_of(megatron, *OF_MEGATRON, specs=((), (None, "model"), ("model",)), model=4)
     assert divided.operations == whole.operations / 4
     assert divided.all_reduces == {"model": AllReduces(8 * 16 * 4, 1)}
 
 
 def test_products_that_are_added_to_an_argument_are_accumulated():
     shapes = ((8, 16), (16, 64), (8, 64))
-    added = work_of(lambda x, w, total: total + x @ w, ((), (), ()), {}, shapes)
+    added = work_of(lambda x, w, total: total + x @ w, *shapes)
     assert added.accumulated == added.nbytes_beside == 3 * 4 * 8 * 64
-    assert not work_of(lambda x, w, total: total * (x @ w), ((), (), ()), {}, shapes).accumulated
-    assert not work_of(lambda x, w, total: total + jnp.tanh(total), ((), (), ()), {}, shapes).accumulated
+    assert not work_of(lambda x, w, total: total * (x @ w), *shapes).accumulated
+    assert not work_of(lambda x, w, total: total + jnp.tanh(total), *shapes).accumulated
 
 
 def test_ragged_products_are_products_of_all_rows():
@@ -78,7 +82,7 @@ def test_ragged_products_are_products_of_all_rows():
         loss = lambda tokens, experts: jax.lax.ragged_dot(tokens, experts, sizes).sum()  # noqa: E731
         return jax.grad(loss, argnums=(0, 1))(tokens, experts)
 
-    work = work_of(gradients, ((), ()), {}, ((8, 16), (2, 16, 64)))
+    work = work_of(gradients, (8, 16), (2, 16, 64))
     (products,) = work.products.values()
     assert [*work.products] == ["product float32"] and products.kernels in (2, 3)
     assert products.operations == products.kernels * 2 * 8 * 16 * 64
@@ -89,7 +93,7 @@ def test_products_of_two_kinds_of_fp8_have_the_rate_of_the_first():
         x, w = x.astype("float8_e5m2"), w.astype("float8_e4m3fn")
         return jax.lax.dot(x, w, preferred_element_type="float32")
 
-    assert [*work_of(product, ((), ()), {}, ((8, 16), (16, 64))).products] == ["product float8_e5m2"]
+    assert [*work_of(product, (8, 16), (16, 64)).products] == ["product float8_e5m2"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,7 @@ def test_devices_share_ragged_products(specs, moved):
         return jax.lax.ragged_dot(tokens, experts, 2 * jnp.arange(2) + 3)
 
     shapes = (8, 16), (2, 16, 64)
-    whole, divided = work_of(product, ((), ()), {}, shapes), work_of(product, specs, {"data": 2}, shapes)
+    whole, divided = work_of(product, *shapes), work_of(product, *shapes, specs=specs, data=2)
     (products,), (all_products,) = divided.products.values(), whole.products.values()
     assert products.operations == all_products.operations / 2 and divided.all_reduces == moved
 
@@ -116,11 +120,11 @@ def test_a_loop_that_starts_at_a_number():
     def total(x):
         return jax.lax.scan(lambda total, row: (total + jnp.sum(row), None), 0.0, x)[0]
 
-    assert work_of(total, ((),), {}, ((8, 16),)).nbytes >= 8 * 16 * 4
+    assert work_of(total, (8, 16)).nbytes >= 8 * 16 * 4
 
 
 def test_a_weight_that_is_divided_like_the_batch_is_gathered():
-    work = work_of(megatron, (("data",), ("data",), ()), {"data": 2})
+    work = work_of(megatron, *OF_MEGATRON, specs=(("data",), ("data",), ()), data=2)
     assert {axis: of_axis[:2] for axis, of_axis in work.all_reduces.items()} == {"data": (16 * 64 * 4 / 2, 1)}
 
 
@@ -128,8 +132,7 @@ def test_a_chain_of_elementwise_equations_is_one_pass():
     def chain(x, y, z):
         return jnp.tanh(x * 2 + y) * z
 
-    shapes = ((32, 32),) * 3
-    work = work_of(chain, ((),) * 3, {}, shapes)
+    work = work_of(chain, *[(32, 32)] * 3)
     assert work.nbytes == 4 * 32 * 32 * 4 and work.temporaries == 0
 
 
@@ -137,7 +140,7 @@ def test_to_reshape_what_is_in_memory_takes_no_time():
     def reshaped(x, w):
         return jnp.einsum("abc,cd->abd", x.reshape(4, 8, 16), w)
 
-    work = work_of(reshaped, ((), ()), {}, ((32, 16), (16, 8)))
+    work = work_of(reshaped, (32, 16), (16, 8))
     assert work.nbytes == 4 * (32 * 16 + 16 * 8 + 32 * 8) and work.nbytes_beside == 0
 
 
@@ -145,7 +148,7 @@ def test_scans_repeat_their_bodies():
     def repeated(x, ws, y):
         return jax.lax.scan(lambda x, w: (x @ w, None), x, ws)[0] + y
 
-    work = work_of(repeated, ((), (), ()), {}, ((8, 16), (5, 16, 16), (8, 16)))
+    work = work_of(repeated, (8, 16), (5, 16, 16), (8, 16))
     assert work.operations == 5 * 2 * 8 * 16 * 16 + 8 * 16
 
 
@@ -154,7 +157,7 @@ def test_what_is_needed_again_is_in_memory_until_then():
         hidden = x @ up
         return (hidden @ down) @ up + hidden
 
-    work = work_of(keeps, ((), (), ()), {})
+    work = work_of(keeps, *OF_MEGATRON)
     assert work.temporaries == (2 * 8 * 64 + 8 * 16) * 4
 
 
@@ -162,8 +165,7 @@ def test_gradients_are_scattered_to_accumulators_that_are_divided():
     def added(accumulator, bias, x, dy):
         return accumulator + x.T @ dy, bias + dy.sum(0)
 
-    specs = (("data",), ("data",), ("data",), ("data",))
-    work = work_of(added, specs, {"data": 4}, ((16, 64), (64,), (8, 16), (8, 64)))
+    work = work_of(added, (16, 64), (64,), (8, 16), (8, 64), specs=(("data",),) * 4, data=4)
     # A scatter takes half of the time of a sum; that of the products is of the matrix, then of the bias.
     assert work.all_reduces["data"].nbytes == 4 * (16 * 64 + 64) / 2
     assert work.operations == pytest.approx((2 * 8 * 16 * 64 + 16 * 64 + 8 * 64 + 2 * 64) / 4, rel=0.1)
@@ -173,8 +175,7 @@ def test_gradients_that_a_scan_stacks_are_divided_like_their_accumulators():
     def of_layers(accumulators, xs, dys):
         return accumulators + jax.lax.scan(lambda _, xy: (None, xy[0].T @ xy[1]), None, (xs, dys))[1]
 
-    shapes = ((4, 16, 64), (4, 8, 16), (4, 8, 64))
-    work = work_of(of_layers, ((None, "data"), (None, "data"), (None, "data")), {"data": 4}, shapes)
+    work = work_of(of_layers, (4, 16, 64), (4, 8, 16), (4, 8, 64), specs=((None, "data"),) * 3, data=4)
     assert work.temporaries < 4 * (4 * 16 * 64)
     assert work.all_reduces["data"].nbytes == 4 * 4 * 16 * 64 / 2
 
@@ -187,8 +188,8 @@ def test_zeros_that_are_scattered_into_are_sharded_like_the_result():
         return jax.grad(picked)(scores)
 
     shapes = ((8, 1000), (8,))
-    whole = work_of(of_labels, ((), ()), {}, shapes)
-    divided = work_of(of_labels, (("data",), ("data",)), {"data": 4}, shapes)
+    whole = work_of(of_labels, *shapes)
+    divided = work_of(of_labels, *shapes, specs=(("data",),) * 2, data=4)
     assert divided.nbytes == pytest.approx(whole.nbytes / 4, rel=0.01)
     assert divided.temporaries == pytest.approx(whole.temporaries / 4, rel=0.01)
 
@@ -230,5 +231,5 @@ def test_masks_are_made_where_they_are_read():
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
 
     shapes = ((64, 64), (4, 64, 64))
-    found, without = (work_of(fun, ((), ()), {}, shapes) for fun in (masked, plain))
+    found, without = (work_of(fun, *shapes) for fun in (masked, plain))
     assert (found.nbytes, found.temporaries) == (without.nbytes, without.temporaries)

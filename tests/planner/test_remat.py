@@ -17,87 +17,46 @@ from mpmd.planner.profiling.tracing import EACH_LAYER, traced_layers
 from mpmd.planner.reasons import complexity
 from mpmd.simulate import Link
 from tests.support.parity import assert_close
+from tests.support.transformer_step import (
+    arguments,
+    loss_of,
+    scanned_loss_of,
+    stacked_arguments,
+    train_step,
+)
 
-WIDTH, HEADS, LENGTH, BLOCKS = 8, 2, 16, 2
-
-
-def block(p, x):
-    normal = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
-    q, k, v = (jnp.einsum("btd,dhk->bthk", normal, p["qkv"][i]) for i in range(3))
-    scores = jnp.einsum("bthk,bshk->bhts", q, k) / 2
-    scores = jnp.where(jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), scores, -1e9)
-    heads = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), v)
-    x = x + jnp.einsum("bthk,hkd->btd", heads, p["out"])
-    return x + jax.nn.gelu(x @ p["up"]) @ p["down"]
-
-
-def written(params, x):
-    for p in params:
-        x = block(p, x)
-    return jnp.mean(x**2)
-
-
-def scanned(params, x):
-    return jnp.mean(jax.lax.scan(lambda x, p: (block(p, x), None), x, params)[0] ** 2)
-
-
-def weights(stacked=False, blocks=BLOCKS):
-    numbers = np.random.default_rng(0)
-    shapes = {
-        "qkv": (3, WIDTH, HEADS, WIDTH // HEADS),
-        "out": (HEADS, WIDTH // HEADS, WIDTH),
-        "up": (WIDTH, 4 * WIDTH),
-        "down": (4 * WIDTH, WIDTH),
-    }
-    blocks = [
-        {name: numbers.normal(size=shape).astype(np.float32) / 3 for name, shape in shapes.items()}
-        for _ in range(blocks)
-    ]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *blocks) if stacked else blocks
-
-
-@functools.cache
-def profiled(loss, stacked):
-    return profile_of(step_of(loss), (weights(stacked), batch()), {})
+ARGUMENTS = {loss_of: arguments, scanned_loss_of: stacked_arguments}
+LOSSES = pytest.mark.parametrize("loss", ARGUMENTS, ids=["written", "scanned"])
 
 
 def step_of(loss):
-    def step(params, x):
-        value, grads = mpmd.value_and_grad(loss)(params, x)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
-
-    return step
+    return functools.partial(train_step, loss=loss)
 
 
-def batch(rows=8):
-    return np.random.default_rng(1).normal(size=(rows, LENGTH, WIDTH)).astype(np.float32)
-
-
-LOSSES = pytest.mark.parametrize(
-    ("loss", "stacked"), [(written, False), (scanned, True)], ids=["written", "scanned"]
-)
+@functools.cache
+def profiled(loss):
+    return profile_of(step_of(loss), ARGUMENTS[loss](), {})
 
 
 @pytest.mark.usual("dots_with_no_batch_dims_saveable-scanned")
 @LOSSES
 @pytest.mark.parametrize("policy", [policy for policy in Remat if policy is not Remat.NONE])
-def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, stacked, policy):
-    step, args = step_of(loss), (weights(stacked), batch())
-    profile = profiled(loss, stacked)
+def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, policy):
+    profile, (params, tokens) = profiled(loss), ARGUMENTS[loss]()
     each_layer = dataclasses.replace(EACH_LAYER, remat=(policy,))
-    traced = layered(traced_layers(step, args, {}, each_layer).graph)
+    traced = layered(traced_layers(step_of(loss), (params, tokens), {}, each_layer).graph)
     kept = [
         sum(var.aval.size * var.aval.dtype.itemsize for var in traced.residuals(layer))
         for layer in range(traced.num_layers)
     ]
     counted = [layer.recomputation(policy).residuals for layer in profile.layers]
     entering = profile.layers[1].entering
-    # What is before and behind a scan is a function of its own under jax.checkpoint, with its own residuals.
-    assert counted == pytest.approx(kept, abs=entering if stacked else 0)
+    # Tokens are there anyway. What is before and behind a scan is a function of its own under jax.checkpoint.
+    assert counted == pytest.approx(kept, abs=tokens.nbytes + (entering if loss is scanned_loss_of else 0))
 
 
 def test_policies_keep_less_the_more_they_compute_again():
-    profile = profiled(written, False)
+    profile = profiled(loss_of)
     assert {*profile.policies} >= {Remat.NONE, Remat.DOTS_SAVEABLE, Remat.NOTHING_SAVEABLE}
     kept = [
         sum(layer.recomputation(policy).residuals for layer in profile.layers) for policy in profile.policies
@@ -113,17 +72,15 @@ def cluster(memory):
 FIXED = {"groups": 2, "schedule": "Std1F1B", "num_microbatches": 4, "memory_margin": 0.0}
 
 
-def planned(loss, stacked, memory, **fixes):
-    return mpmd.plan(
-        step_of(loss), weights(stacked), batch(), cluster=cluster(memory), simulate=1, **FIXED, **fixes
-    )
+def planned(loss, **fixes):
+    return mpmd.plan(step_of(loss), *ARGUMENTS[loss](), cluster=cluster(1e12), simulate=1, **FIXED, **fixes)
 
 
 def test_attention_by_pattern_is_refused_with_the_remedy():
     with pytest.raises(AttributeError, match=r"put jax.checkpoint around the attention"):
         mpmd.Remat.ATTENTION  # noqa: B018
     with pytest.raises(ValueError, match=r"not 'attention'.*put jax.checkpoint around the attention"):
-        planned(written, False, 1e12, remat=["attention", "none"])
+        planned(loss_of, remat=["attention", "none"])
 
 
 @pytest.mark.slow
@@ -137,16 +94,12 @@ def test_attention_by_pattern_is_refused_with_the_remedy():
     ],
     ids=lambda remat: str(remat) if isinstance(remat, str) else " then ".join(remat),
 )
-def test_steps_run_with_the_policy_that_is_asked_for(loss, stacked, remat):
-    args = weights(stacked), batch()
-    choice = planned(loss, stacked, 1e12, num_stages=2, remat=remat)
-    each = (remat,) if isinstance(remat, str) else remat
-    assert choice.candidate.remat == each
+def test_steps_run_with_the_policy_that_is_asked_for(loss, remat):
+    args = ARGUMENTS[loss]()
+    choice = planned(loss, num_stages=2, remat=remat)
+    assert choice.candidate.remat == ((remat,) if isinstance(remat, str) else remat)
     step = choice.jit(choice.mesh(), donate_argnums=())
-    wanted = jax.jit(lambda params, x: jax.value_and_grad(loss)(params, x))(*args)
-    params, value = step(*args)
-    assert_close(mpmd.to_host(value), wanted[0])
-    assert_close(mpmd.to_host(params), jax.tree.map(lambda p, g: p - 0.1 * g, args[0], wanted[1]))
+    assert_close(step(*args), jax.jit(step_of(loss))(*args))
 
 
 def test_policies_that_jax_refuses_are_left_out():
@@ -170,14 +123,14 @@ def test_policies_that_jax_refuses_are_left_out():
         mpmd.plan(step, *args, num_microbatches=2, remat="dots_saveable", **fixes)
 
 
-def wide(params, x):
-    for p in params:
-        x = x + jnp.tanh(x @ p["up"]) @ p["down"]
-    return jnp.mean(x**2)
-
-
 def test_first_stages_compute_again_where_the_last_keep_all():
-    args = [{"up": p["up"], "down": p["down"]} for p in weights(blocks=5)], batch(64)
+    def wide(params, x):
+        for p in params:
+            x = x + jnp.tanh(x @ p["up"]) @ p["down"]
+        return jnp.mean(x**2)
+
+    matrices = {"up": jnp.ones((8, 32)), "down": jnp.ones((32, 8))}
+    args = [matrices] * 5, jnp.ones((64, 16, 8))
 
     def planned_with(**fixes):
         fixes |= FIXED | {"cluster": cluster(230e3), "simulate": 1, "num_stages": 2}

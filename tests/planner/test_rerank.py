@@ -55,7 +55,8 @@ def run(
     """The numbers of microbatches in the order of the result; what was planned; and the result.
 
     Args:
-      plans: by the number of microbatches, the seconds and bytes that the plan shows, or the error.
+      plans: by the number of microbatches, the seconds that the plan shows, with bytes where they are not 50,
+        or the error.
       again: the rows for devices with less memory.
       searched: gets the share of the memory of each search.
       sizes: by the number of microbatches, the size of a plan.
@@ -67,11 +68,12 @@ def run(
     def realize(candidate):
         number = candidate.num_microbatches
         planned.append(number)
-        found = plans.get(number, (float(number), 50.0))
+        found = plans.get(number, float(number))
         if isinstance(found, Exception):
             raise found
+        seconds, memory = found if isinstance(found, tuple) else (found, 50.0)
         size = dict(sizes).get(number, SIZE)
-        return Planned(None, None, Costs(), prediction(*found, "simulation"), {}, size=size)
+        return Planned(None, None, Costs(), prediction(seconds, memory, "simulation"), {}, size=size)
 
     def measure_tasks(realized, candidate):
         seconds = dict(measured).get(candidate.num_microbatches, 10 - realized.prediction.seconds)
@@ -86,15 +88,15 @@ def run(
 
 
 def test_plans_rank_anew():
-    order, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {1: (9.0, 50.0)})
+    order, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {1: 9.0})
     assert (order, planned, result.notes) == ([2, 3, 1], [1, 2, 3], ())
     assert result.winner.prediction.seconds == 2.0 and not result.rows[0].reason
     assert result.rows[1].reason.startswith("1.50 times the best")
 
 
 def test_of_equally_fast_ones_the_smallest_plan_wins():
-    plans = {1: (1.0, 50.0), 2: (1.009, 50.0), 3: (1.011, 50.0)}
-    rows = [row(number, seconds) for number, (seconds, _) in plans.items()]
+    plans = {1: 1.0, 2: 1.009, 3: 1.011}
+    rows = [row(number, seconds) for number, seconds in plans.items()]
     order, _, result = run(rows, plans, sizes={1: 9, 2: 8, 3: 7})
     assert order == [2, 1, 3] and result.winner.size == 8
     assert [found.reason.split(":")[0] for found in result.rows] == ["", "as fast", "as fast"]
@@ -103,7 +105,7 @@ def test_of_equally_fast_ones_the_smallest_plan_wins():
 
 def test_the_best_of_each_kind_is_planned_before_the_others():
     rows = [row(1, 1.0), row(2, 1.1), row(3, 1.2), row(4, 1.3, submeshes=TWO)]
-    order, planned, result = run(rows, {4: (0.5, 50.0)}, simulate=2)
+    order, planned, result = run(rows, {4: 0.5}, simulate=2)
     assert planned == [1, 4] and order == [4, 1, 2, 3]
     (note,) = result.notes
     assert note.startswith("2 candidates were planned") and "of 2 more, formulas say the costs" in note
@@ -120,9 +122,9 @@ def test_the_time_for_it_ends(monkeypatch):
 def test_what_would_not_be_chosen_by_formula_is_not_planned_unless_a_number_is_asked_for():
     rows = [row(1, 1.0, submeshes=TWO), row(2, 1.02, schedule=ZeroBubble(2), submeshes=TWO), row(3, 1.06)]
     for simplest, best, expected in ((1.05, 1.0, [3]), (2.0, 1.0, [3, 1]), (2.0, 1.1, [3, 1, 2])):
-        assert run(rows, {1: (best, 50.0), 3: (simplest, 50.0)}, simulate=None)[1] == expected
+        assert run(rows, {1: best, 3: simplest}, simulate=None)[1] == expected
     assert sorted(run(rows, {}, simulate=3)[1]) == [1, 2, 3]
-    assert len(run(rows, {1: (0.95, 50.0)}, simulate=None, measure=2)[1]) == 2
+    assert len(run(rows, {1: 0.95}, simulate=None, measure=2)[1]) == 2
 
 
 def test_it_goes_on_until_one_fits():
@@ -146,7 +148,7 @@ def test_the_simplest_of_those_within_the_expected_error_wins():
         row(3, 1.0, submeshes=TWO),
         row(4, 1.0, submeshes=TWO),
     ]
-    plans = {1: (1.0, 50.0), 2: (1.02, 50.0), 3: (1.05, 50.0), 4: (1.06, 50.0)}
+    plans = {1: 1.0, 2: 1.02, 3: 1.05, 4: 1.06}
     order, _, result = run(rows, plans)
     assert order == [3, 1, 2, 4], "4 is further off than the error of a plan, 5%"
     assert (
@@ -155,7 +157,7 @@ def test_the_simplest_of_those_within_the_expected_error_wins():
     )
     assert result.rows[2].reason.endswith("5%; ZeroBubble is less usual")
     assert run(rows[:2], plans)[0] == [2, 1]
-    assert run(rows, {**plans, 3: (1.06, 50.0)})[0] == [2, 1, 3, 4]
+    assert run(rows, {**plans, 3: 1.06})[0] == [2, 1, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -168,16 +170,16 @@ def test_the_simplest_of_those_within_the_expected_error_wins():
 )
 def test_what_is_simpler_wins_within_the_expected_error(complex_one, simple_one, reason):
     rows = [row(1, 1.0, submeshes=complex_one), row(2, 1.05, submeshes=simple_one)]
-    order, _, result = run(rows, {1: (1.0, 50.0), 2: (1.05, 50.0)})
+    order, _, result = run(rows, {1: 1.0, 2: 1.05})
     assert order == [2, 1] and result.rows[1].reason.endswith(f"5%; {reason}")
-    order, _, _ = run(rows, {1: (1.0, 50.0), 2: (1.06, 50.0)})
+    order, _, _ = run(rows, {1: 1.0, 2: 1.06})
     assert order == [1, 2], "further off than the error of a plan, 5%"
 
 
 def test_the_simplest_that_may_be_as_fast_is_planned_first():
     uneven = row(2, 1.01, submeshes=({"data": 2}, {"data": 1}))
     rows = [row(1, 1.0, schedule=ZeroBubble(2), submeshes=TWO), uneven, row(3, 1.05, submeshes=TWO)]
-    order, planned, _ = run(rows, dict.fromkeys((1, 2, 3), (1.0, 50.0)), simulate=2)
+    order, planned, _ = run(rows, dict.fromkeys((1, 2, 3), 1.0), simulate=2)
     assert (planned, order[0]) == ([3, 1], 3)
 
 
@@ -193,7 +195,7 @@ def test_rows_that_are_not_measured_are_scaled():
 
 
 def test_slow_measured_rows_do_not_keep_another_from_being_measured():
-    plans = {1: (1.0, 50.0), 2: (1.0, 50.0), 3: (1.2, 50.0), 4: (1.5, 50.0)}
+    plans = {1: 1.0, 2: 1.0, 3: 1.2, 4: 1.5}
     order, _, result = run([row(n, 1.0) for n in plans], plans, measure=2, measured={1: 1.4, 2: 1.41, 3: 1.1})
     assert order[0] == 3 and result.rows[-1].candidate.num_microbatches == 4
     assert [found.prediction.source for found in result.rows] == ["measurement"] * 3 + ["simulation"]
@@ -201,19 +203,18 @@ def test_slow_measured_rows_do_not_keep_another_from_being_measured():
 
 @pytest.mark.parametrize(("asked", "sources"), [(1, "mmmpp"), (2, "mmmmp")])
 def test_measuring_goes_on_until_the_best_beats_what_is_left(asked, sources):
-    seconds = {1: 1.0, 2: 1.02, 3: 1.04, 4: 1.04, 5: 1.4}
+    plans = {1: 1.0, 2: 1.02, 3: 1.04, 4: 1.04, 5: 1.4}
     measured = {1: 1.3, 2: 1.25, 3: 1.24, 4: 1.23}
-    plans = {number: (of_plan, 50.0) for number, of_plan in seconds.items()}
-    order, _, result = run([row(n, 1.0) for n in seconds], plans, measure=asked, measured=measured)
+    order, _, result = run([row(n, 1.0) for n in plans], plans, measure=asked, measured=measured)
     # The median is 1.23 after 3, so 4 may be as fast, and 5 cannot be; three for each that is asked for.
     found = {row.candidate.num_microbatches: row.prediction.source[0] for row in result.rows}
-    assert "".join(found[number] for number in seconds).replace("s", "p") == sources
+    assert "".join(found[number] for number in plans).replace("s", "p") == sources
     assert order[0] == 2 + asked
 
 
 def test_reasons_of_what_is_not_planned_compare_with_the_final_best_by_formula():
     rows = [row(1, 1.0), row(2, 1.2), row(3, 1.5)]
-    order, _, result = run(rows, {1: (3.0, 50.0), 2: (2.0, 50.0)}, simulate=2)
+    order, _, result = run(rows, {1: 3.0, 2: 2.0}, simulate=2)
     assert order == [2, 1, 3]
     assert result.rows[2].reason.startswith("not planned; by the formulas 1.25 times the best")
 
@@ -231,7 +232,7 @@ def test_less_memory_is_searched_for_when_no_plan_fits():
 
 
 def test_the_best_of_an_alternative_has_its_label():
-    plans = {1: (3.0, 50.0), 2: (2.0, 50.0), 3: (4.0, 50.0)}
+    plans = {1: 3.0, 2: 2.0, 3: 4.0}
     _, _, result = run([row(1, 1.0, label="one device"), row(2, 1.1), row(3, 1.2, label="as written")], plans)
     assert [found.label for found in result.rows] == ["one device", "", "as written"]
     assert result.rows[0].candidate.num_microbatches == 2

@@ -13,14 +13,14 @@ from mpmd.schedules import Std1F1B, ZeroBubble
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 
 SMALL = gpt(num_layers=6, width=1024, heads=16, vocabulary=32768, rows=32)
-
+NODE = a100s(nodes=1)
 FULL = (Remat.NOTHING_SAVEABLE,)
 
 
 @functools.cache
 def open_rows():
     """The rows of a search on a node, with nothing fixed."""
-    return search(SMALL, a100s(nodes=1))
+    return search(SMALL, NODE)
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_a_model_that_is_small_needs_no_pipeline():
 def test_stages_with_heavy_layers_have_fewer():
     parts = [layer(str(index), 1e12, entering=1000) for index in range(7)]
     made = profile((*parts, layer("head", 4e12, entering=1000)), rows=32)
-    best = search(made, a100s(nodes=1), Constraints(groups=4, submesh={}, schedule="Std1F1B"))[0]
+    best = search(made, NODE, Constraints(groups=4, submesh={}, schedule="Std1F1B"))[0]
     assert best.candidate.layers_per_stage[-1] == 1
     assert max(best.candidate.layers_per_stage) == 3
 
@@ -64,7 +64,7 @@ def test_values_that_skip_layers_are_counted():
     constraints = Constraints(
         groups=2, layers_per_stage=(4, 4), schedule="Std1F1B", num_microbatches=8, submesh={}
     )
-    one, other = (search(made, a100s(1), constraints)[0].prediction for made in (u_net(), without))
+    one, other = (search(made, NODE, constraints)[0].prediction for made in (u_net(), without))
     assert one.memory.messages > other.memory.messages
     assert one.seconds > other.seconds
 
@@ -72,7 +72,7 @@ def test_values_that_skip_layers_are_counted():
 @pytest.mark.parametrize("exhaustive", [True, False])
 def test_equal_groups_with_a_usual_schedule_are_among_the_rows(exhaustive):
     made = gpt(num_layers=6, width=1024, heads=16, vocabulary=32768, rows=64)
-    best, *rows = search(made, a100s(nodes=1), Constraints(groups=4, num_microbatches=32), exhaustive)
+    best, *rows = search(made, NODE, Constraints(groups=4, num_microbatches=32), exhaustive)
     plain = [row for row in rows if not any(complexity(row.candidate)[1:])]  # but for its pipeline
     assert any(complexity(best.candidate)[1:]) and may_be_as_fast(plain[0], best)
     assert plain[0].prediction.seconds < 1.05 * best.prediction.seconds, "not the best of its kind"
@@ -80,7 +80,7 @@ def test_equal_groups_with_a_usual_schedule_are_among_the_rows(exhaustive):
 
 def test_what_is_fixed_is_in_every_row():
     constraints = Constraints(groups=2, schedule="ZeroBubble", num_microbatches=16, remat=FULL, fsdp=False)
-    for row in search(SMALL, a100s(nodes=1), constraints):
+    for row in search(SMALL, NODE, constraints):
         candidate = row.candidate
         assert isinstance(candidate.schedule, ZeroBubble)
         assert len(candidate.submeshes) == 2
@@ -88,7 +88,7 @@ def test_what_is_fixed_is_in_every_row():
 
 
 def test_a_schedule_of_a_size_fixes_stages_and_groups():
-    for row in search(SMALL, a100s(nodes=1), Constraints(schedule=Std1F1B(4), submesh={"data": 2})):
+    for row in search(SMALL, NODE, Constraints(schedule=Std1F1B(4), submesh={"data": 2})):
         assert row.candidate.schedule == Std1F1B(4)
         assert [submesh["data"] for submesh in row.candidate.submeshes] == [2] * 4
 
@@ -96,7 +96,7 @@ def test_a_schedule_of_a_size_fixes_stages_and_groups():
 @pytest.mark.parametrize("exhaustive", [True, False])
 def test_each_group_has_the_submesh_that_is_fixed_for_it(exhaustive):
     submesh = ({"data": 4}, {"model": 2}, {})
-    for row in search(SMALL, a100s(nodes=1), Constraints(submesh=submesh, schedule="Std1F1B"), exhaustive):
+    for row in search(SMALL, NODE, Constraints(submesh=submesh, schedule="Std1F1B"), exhaustive):
         assert row.candidate.schedule.mpmd_dim == 3
         sizes = [{k: n for k, n in own.items() if n > 1} for own in row.candidate.submeshes]
         assert sizes == [*submesh]
@@ -104,7 +104,7 @@ def test_each_group_has_the_submesh_that_is_fixed_for_it(exhaustive):
 
 def test_marked_stages_stay():
     made = dataclasses.replace(SMALL, are_stages=True, num_microbatches=8)
-    for row in search(made, a100s(nodes=1), Constraints(groups=2)):
+    for row in search(made, NODE, Constraints(groups=2)):
         assert row.candidate.layers_per_stage == (1,) * 8
         assert row.candidate.num_microbatches == 8
 
@@ -113,14 +113,14 @@ def test_marked_stages_stay_where_groups_of_different_sizes_are_tried():
     """Stages of unequal work, of which groups of different sizes would take fewer."""
     parts = tuple(layer("", 1e12 * work, weights=10**6) for work in (1, 1, 5, 1))
     made = profile(parts, 16, are_stages=True)
-    rows = search(made, a100s(nodes=1), Constraints(groups=4), exhaustive=False)
+    rows = search(made, NODE, Constraints(groups=4), exhaustive=False)
     assert all(row.candidate.schedule.num_stages == 4 for row in rows)
     assert any(len({*map(str, row.candidate.submeshes)}) > 1 for row in rows), "none differ in size"
 
 
 def test_without_backwards_there_are_forwards_alone():
     made = dataclasses.replace(SMALL, has_backward=False)
-    best = search(made, a100s(nodes=1), Constraints(groups=2))[0]
+    best = search(made, NODE, Constraints(groups=2))[0]
     assert best.candidate.schedule.name == "ForwardOnly"
     assert best.prediction.memory.residuals == best.prediction.memory.gradients == 0
 
@@ -153,25 +153,19 @@ def test_without_backwards_there_are_forwards_alone():
 )
 def test_contradictions_are_said_with_numbers(constraints, texts):
     with pytest.raises(ValueError) as raised:
-        search(SMALL, a100s(nodes=1), constraints)
+        search(SMALL, NODE, constraints)
     for text in texts:
         assert text in str(raised.value)
 
 
-def test_marked_stages_are_rematerialised_by_their_user():
-    made = dataclasses.replace(SMALL, are_stages=True)
-    with pytest.raises(ValueError, match=r"put jax\.checkpoint around its own layers"):
-        search(made, a100s(nodes=1), Constraints(remat=FULL))
-
-
 def test_all_contradictions_are_said_at_once():
     with pytest.raises(ValueError) as raised:
-        search(SMALL, a100s(nodes=1), Constraints(groups=9, num_microbatches=3, submesh={"model": 3}))
+        search(SMALL, NODE, Constraints(groups=9, num_microbatches=3, submesh={"model": 3}))
     assert len(str(raised.value).splitlines()) >= 4
 
 
 def test_what_fits_nowhere_is_told_what_would_fit():
-    cluster = dataclasses.replace(a100s(nodes=1), memory=3e8)
+    cluster = dataclasses.replace(NODE, memory=3e8)
     with pytest.raises(
         ValueError, match=r"a device needs at least .* and has 286.1 MiB; .* nodes of 8 devices"
     ):
@@ -179,14 +173,14 @@ def test_what_fits_nowhere_is_told_what_would_fit():
 
 
 def test_a_fix_that_keeps_a_step_from_fitting_is_named():
-    cluster = dataclasses.replace(a100s(nodes=1), memory=3e9)
+    cluster = dataclasses.replace(NODE, memory=3e9)
     with pytest.raises(ValueError, match="another groups than 1"):
         search(SMALL, cluster, Constraints(groups=1, submesh={}))
 
 
 @pytest.mark.slow
 def test_a_schedule_of_more_stages_is_no_fix_for_layers_of_each_stage():
-    cluster = dataclasses.replace(a100s(nodes=1), memory=5e8)
+    cluster = dataclasses.replace(NODE, memory=5e8)
     fixed = Constraints(groups=2, num_stages=2, layers_per_stage=(2, 6), schedule="Interleaved1F1B")
     with pytest.raises(ValueError, match=r"another layers_per_stage than \(2, 6\) or 2 nodes"):
         search(SMALL, cluster, fixed)

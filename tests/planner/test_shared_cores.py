@@ -10,18 +10,14 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.layer_profile import Division, Layer, LayerProfile, TaskWork
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.shared_cores import (
-    devices_at_once,
-    groups_at_once,
-    time_alone,
-)
+from mpmd.planner.shared_cores import devices_at_once, groups_at_once, time_alone
 from mpmd.planner.submesh import Submesh
 from mpmd.planner.trials import realize
 from mpmd.planner.trials.measure import MeasuredTasks
 from mpmd.simulate import Link
+from tests.support.profiles import layer, profile
 from tests.support.small_plans import MICROBATCHES, lowered
 
 SHARED = mpmd.Cluster(1, 4, 1e9, 1e9, 1e9, Link(), Link(), task_overhead=1.0, alone=2.0)
@@ -34,36 +30,17 @@ def test_devices_that_share_half_of_the_cores():
     assert [groups_at_once(SHARED, devices) for devices in (1, 1.5, 2, 4)] == [2, 2 / 1.5, 1, 1]
 
 
-def profile_of(task):
-    """Four layers of 12 rows a microbatch, with backwards of twice the work."""
-    twice = TaskWork(2 * task.operations, 2 * task.nbytes)
-    layer = Layer("", task, twice, 0, 0, 0, 0, 0, {"data": Division(4, 1.0, 0.0, 1.0)})
-    return LayerProfile(
-        layers=(layer,) * 4,
-        rows=48,
-        microbatch_rows=12,
-        num_microbatches=4,
-        are_stages=False,
-        skips=(),
-        tied=(),
-        outside=TaskWork(0.0, 0.0),
-        batch=0,
-        has_backward=True,
-        specs={},
-    )
-
-
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 2, 1), (3, 1)])
 def test_devices_of_one_core_gain_nothing(sizes):
     """A step takes as long on any groups where one device alone computes as fast as all together."""
     cluster = dataclasses.replace(SHARED, alone=4.0, task_overhead=0.0)
-    profile = profile_of(TaskWork(4e9, 0.0))
+    made = profile((layer("", 1e9),) * 4, rows=48)
     layers = {1: (4,), 2: (2, 2), 3: (1, 2, 1)}[len(sizes)]
     submeshes = tuple(Submesh(data=size) for size in sizes)
     candidate = Candidate(layers, submeshes, mpmd.GPipe(len(sizes)), 4, (Remat.NONE,), fsdp=False)
-    evaluation = evaluate(CostModel(profile, cluster), candidate)
-    # 4 microbatches of 4 layers of 12e9 operations, at four times the 1e9 of a device beside the others.
-    assert evaluation.seconds == pytest.approx(4 * 4 * 12 / 4)
+    evaluation = evaluate(CostModel(made, cluster), candidate)
+    # 48 rows and 4 layers of 3e9 operations, at four times the 1e9 of a device beside the others.
+    assert evaluation.seconds == pytest.approx(48 * 4 * 3 / 4)
 
 
 @pytest.mark.parametrize("change", [{"alone": 1.0}, {"nodes": 2}])

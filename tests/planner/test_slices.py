@@ -27,6 +27,7 @@ from tests.support.programs.sliced_models import (
     LENGTH,
     decoder,
     feed_forward,
+    position_by_position,
     sliced_loss,
     token_batch,
 )
@@ -34,11 +35,6 @@ from tests.support.programs.table import descend
 
 STAGES, SLICES = 2, 2
 FAST = Cluster(1, 8, 1e12, 1e12, 1e15, Link(0, 1e18), Link(0, 1e18))
-
-
-def position_by_position(p, h, carried, start):
-    """A layer in which no token reads another."""
-    return feed_forward(p, h), carried
 
 
 def step_of(schedule, slices=SLICES, loss=None):

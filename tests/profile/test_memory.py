@@ -2,12 +2,12 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 
 import mpmd
 from mpmd.memory import MemoryParts
+from tests.support.parity import mesh_of
 from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, step_of
 
 STAGES = 3
@@ -15,10 +15,9 @@ STAGES = 3
 
 def profiled_step(schedule, microbatches=MICROBATCHES):
     """The profile and the report of a step; the last group has no part in it."""
-    devices = jax.devices()[: STAGES + 1]
     weights = [np.ones((WIDTH, WIDTH), "float32")] * STAGES
     xs = np.ones((microbatches, ROWS, WIDTH), "float32")
-    with mpmd.MpmdMesh(jax.make_mesh((STAGES + 1,), ("stage",), devices=devices), "stage") as mesh:
+    with mesh_of(STAGES + 1) as mesh:
         step = mpmd.jit(step_of(schedule(STAGES)), mesh).compile(weights, xs)
         return step.profile(weights, xs), step.report()
 

@@ -5,7 +5,6 @@ import json
 import math
 import re
 
-import jax
 import numpy as np
 import pytest
 
@@ -13,6 +12,8 @@ import mpmd
 from mpmd.ir.events import Wait
 from mpmd.ir.plan import Recv, Send
 from mpmd.runtime.recording import host_here
+from tests.support.parity import mesh_of
+from tests.support.recorded_steps import recovered
 from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, step_of
 
 STAGES = 3
@@ -20,7 +21,7 @@ STAGES = 3
 
 @pytest.fixture(scope="module")
 def mesh():
-    with mpmd.MpmdMesh(jax.make_mesh((STAGES,), ("stage",), devices=jax.devices()[:STAGES]), "stage") as mesh:
+    with mesh_of(STAGES) as mesh:
         yield mesh
 
 
@@ -78,13 +79,6 @@ def test_times_are_in_the_order_in_which_they_must_be(profile):
                 assert times.ready <= task.start <= task.end <= times.finished
             for wait in times.waits:
                 assert sent[wait.src, times.mpmd_idx, wait.tag] <= wait.arrived <= wait.end
-
-
-def recovered(step, seconds=60):
-    """The step as it would be if groups had been replaced for some time after its call."""
-    delay = seconds * 10**9
-    processes = tuple(times.shifted(delay) for times in step.processes)
-    return dataclasses.replace(step, returned=step.returned + delay, processes=processes, is_recovered=True)
 
 
 def test_a_step_for_which_groups_were_replaced_does_not_count(profile):

@@ -13,7 +13,6 @@ import zipfile
 import numpy as np
 import pytest
 
-from mpmd.cli.main import main
 from mpmd.errors import NonFiniteError
 from mpmd.replay import load
 from mpmd.replay.environment import variables_of
@@ -21,12 +20,6 @@ from mpmd.replay.files import read_task
 from tests.support.hostile_modules import BODIES, with_function
 from tests.support.only_jax import ROOT
 from tests.support.planted_nans import line_of, optimizer, run
-
-
-def replay(capsys, *arguments):
-    """The exit code, and what is printed and what is said about errors."""
-    code = main(["replay", *map(str, arguments)])
-    return code, *capsys.readouterr()
 
 
 @pytest.fixture(scope="session")
@@ -37,48 +30,48 @@ def with_nan(tmp_path_factory):
     return next(directory.iterdir())
 
 
-def test_a_task_that_is_well(capsys, small):
-    code, text, _ = replay(capsys, small[0] / "bwd_1__0")
+def test_a_task_that_is_well(command, small):
+    code, text, _ = command("replay", small[0] / "bwd_1__0")
     assert code == 0
     assert "all have the recorded bits" in text and "no result has a NaN" in text
 
 
-def test_a_task_with_a_nan(capsys, with_nan):
-    code, text, _ = replay(capsys, with_nan)
+def test_a_task_with_a_nan(command, with_nan):
+    code, text, _ = command("replay", with_nan)
     assert code == 1
     assert f"planted_nans.py:{line_of('optimizer')}" in text
     assert "the first equation that makes a NaN:" in text and "of float32[4,4], 0" in text
-    code, text, _ = replay(capsys, with_nan, "--json")
+    code, text, _ = command("replay", with_nan, "--json")
     assert code == 1 and json.loads(text)["evaluation"]["first"]["kind"] == "NaN"
 
 
-def test_a_walk_that_has_stopped_is_said_to_have(capsys, tmp_path, monkeypatch):
+def test_a_walk_that_has_stopped_is_said_to_have(command, tmp_path, monkeypatch):
     monkeypatch.setattr("mpmd.capture.walk._MOST_SECONDS", 0)
     with pytest.raises(NonFiniteError):
         run(optimizer(), tmp_path)
-    code, text, _ = replay(capsys, next(tmp_path.iterdir()))
+    code, text, _ = command("replay", next(tmp_path.iterdir()))
     assert code == 0 and "0 equations were evaluated" in text
     assert "stopped after 0 s; what follows was not evaluated either" in text
     assert "no equation that was evaluated makes a NaN" in text
 
 
-def test_two_machines_with_the_same_bits_and_with_others(capsys, small, tmp_path):
+def test_two_machines_with_the_same_bits_and_with_others(command, small, tmp_path):
     task, digests = small[0] / "fwd_0__1", tmp_path / "digests.json"
-    assert replay(capsys, task, "--digests", digests)[0] == 0
-    code, text, _ = replay(capsys, task, "--against", digests)
+    assert command("replay", task, "--digests", digests)[0] == 0
+    code, text, _ = command("replay", task, "--against", digests)
     assert code == 0 and "results with other bits than on the other machine: none" in text
     of_values = json.loads(digests.read_text())
     name = load(task).record.results[0].name
     digests.write_text(json.dumps({**of_values, name: "0" * 32}))
-    code, text, _ = replay(capsys, task, "--against", digests)
+    code, text, _ = command("replay", task, "--against", digests)
     assert code == 1 and f"results with other bits than on the other machine: {name}" in text
-    assert json.loads(replay(capsys, task, "--against", digests, "--json")[1])["other_machine"] == [name]
+    assert json.loads(command("replay", task, "--against", digests, "--json")[1])["other_machine"] == [name]
 
 
-def test_digests_of_another_task(capsys, small, tmp_path):
+def test_digests_of_another_task(command, small, tmp_path):
     digests = tmp_path / "digests.json"
-    assert replay(capsys, small[0] / "fwd_0__1", "--digests", digests)[0] == 0
-    code, _, error = replay(capsys, small[0] / "bwd_1__0", "--against", digests)
+    assert command("replay", small[0] / "fwd_0__1", "--digests", digests)[0] == 0
+    code, _, error = command("replay", small[0] / "bwd_1__0", "--against", digests)
     assert code == 2 and "the digests are those of another task" in error
 
 
@@ -91,10 +84,10 @@ def test_digests_of_another_task(capsys, small, tmp_path):
         ('{"w": 1}', "has no digests"),
     ],
 )
-def test_digests_of_something_else(capsys, small, tmp_path, content, message):
+def test_digests_of_something_else(command, small, tmp_path, content, message):
     digests = tmp_path / "digests.json"
     digests.write_text(content)
-    code, _, error = replay(capsys, small[0] / "fwd_0__1", "--against", digests)
+    code, _, error = command("replay", small[0] / "fwd_0__1", "--against", digests)
     assert code == 2 and message in error
 
 
@@ -221,33 +214,33 @@ BOMB = bytes(2**26 + 1)
         (rewritten("task.mlir", lambda data: data[: len(data) // 2]), "cannot run with JAX"),
     ],
 )
-def test_a_damaged_directory(capsys, small, tmp_path, change, message):
-    code, text, error = replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, change))
+def test_a_damaged_directory(command, small, tmp_path, change, message):
+    code, text, error = command("replay", damaged(small[0] / "fwd_0__1", tmp_path, change))
     assert (code, text) == (2, "") and message in error
 
 
 @pytest.mark.parametrize("refused", BODIES)
-def test_code_that_may_do_more_than_compute_is_refused(capsys, small, tmp_path, refused):
+def test_code_that_may_do_more_than_compute_is_refused(command, small, tmp_path, refused):
     change = rewritten("task.mlir", lambda data: with_function(data, BODIES[refused]))
-    code, text, error = replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, change))
+    code, text, error = command("replay", damaged(small[0] / "fwd_0__1", tmp_path, change))
     assert (code, text) == (2, "") and refused in error and "task.mlir" in error
 
 
-def test_code_with_calls_that_are_stable_runs(capsys, small, tmp_path):
+def test_code_with_calls_that_are_stable_runs(command, small, tmp_path):
     stable = "%1 = stablehlo.custom_call @Sharding(%0) : (tensor<f32>) -> tensor<f32>"
     change = rewritten("task.mlir", lambda data: with_function(data, stable))
-    assert replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, change))[0] == 0
+    assert command("replay", damaged(small[0] / "fwd_0__1", tmp_path, change))[0] == 0
 
 
-def test_a_task_of_more_threads_or_devices_than_a_process_has(capsys, small, tmp_path):
+def test_a_task_of_more_threads_or_devices_than_a_process_has(command, small, tmp_path):
     with_threads = damaged(small[0] / "fwd_0__1", tmp_path, changed("environment", {"NPROC": "9999"}))
-    code, _, error = replay(capsys, with_threads)
+    code, _, error = command("replay", with_threads)
     assert code == 2 and "task.json is damaged" in error and "NPROC='9999'" in error
     with_devices = tmp_path / "devices"
     with_threads.rename(with_devices)
     changed("environment", {})(with_devices)
     changed("submesh", [["data", 65536]])(with_devices)
-    code, _, error = replay(capsys, with_devices)
+    code, _, error = command("replay", with_devices)
     assert code == 2 and "no group has the devices" in error
 
 
@@ -264,17 +257,17 @@ def test_an_option_that_xla_does_not_know_is_no_fault_of_the_task(small, tmp_pat
     assert (done.returncode, done.stdout) == (2, "") and "--xla_of_somebody_else=1" in done.stderr
 
 
-def test_what_was_found_is_printed_where_the_task_cannot_run(capsys, with_nan, tmp_path):
+def test_what_was_found_is_printed_where_the_task_cannot_run(command, with_nan, tmp_path):
     on_gpu = damaged(with_nan, tmp_path, changed("platform", "cuda"))
-    code, text, _ = replay(capsys, on_gpu)
+    code, text, _ = command("replay", on_gpu)
     assert code == 1 and "the task runs on cuda, and JAX has cpu devices here" in text
     assert f"planted_nans.py:{line_of('optimizer')}" in text
-    code, _, error = replay(capsys, on_gpu, "--digests", tmp_path / "digests.json")
+    code, _, error = command("replay", on_gpu, "--digests", tmp_path / "digests.json")
     assert code == 2 and "two machines cannot be compared" in error
 
 
-def test_no_directory(capsys, tmp_path):
-    assert replay(capsys, tmp_path / "none")[0] == 2
+def test_no_directory(command, tmp_path):
+    assert command("replay", tmp_path / "none")[0] == 2
 
 
 def test_variables_are_those_of_the_group(small):
@@ -308,7 +301,7 @@ def test_a_directory_sets_no_option_that_names_a_file(small, flag):
     assert "NPROC" not in variables
 
 
-def test_control_characters_are_escaped(capsys, with_nan, tmp_path):
+def test_control_characters_are_escaped(command, with_nan, tmp_path):
     hostile = "\x1b[2J\u202egone\n"
 
     def change(directory):
@@ -318,10 +311,10 @@ def test_control_characters_are_escaped(capsys, with_nan, tmp_path):
         (directory / "task.json").write_text(json.dumps(data))
 
     directory = damaged(with_nan, tmp_path, change)
-    code, text, _ = replay(capsys, directory)
+    code, text, _ = command("replay", directory)
     assert code == 1 and "it had failed: \\x1b[2J\\u202egone" in text
     assert "  \\x1b[2J" in text and all(line.isprintable() for line in text.splitlines())
     assert repr(load(directory)).isprintable()
     changed("name", hostile)(directory)
-    code, _, error = replay(capsys, directory)
+    code, _, error = command("replay", directory)
     assert code == 2 and "\\x1b[2J" in error and "\x1b" not in error

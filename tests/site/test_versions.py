@@ -1,13 +1,13 @@
 """Two versions of a small site, published with the configuration of ``docs``, in Chromium."""
 
 import functools
-import importlib.util
 import os
 
 import pytest
 
 from tests.support.browser import started_browser
 from tests.support.pages import DOCS
+from tests.support.scripts import module_at
 from tests.support.server import served
 
 pytestmark = [
@@ -19,9 +19,7 @@ PAGES = {
     "index.md": "# Start\n\n```{toctree}\nhow_to/page\n```\n",
     "how_to/page.md": "# A page\n\n[Start](../index.md)\n",
 }
-SPEC = importlib.util.spec_from_file_location("publish", DOCS / "publish.py")
-publish = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(publish)
+publish = module_at(DOCS / "publish.py")
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,13 @@ def collectives_of(loaded, mesh):
     return in_loop, outside
 
 
+def count(found):
+    """How many values of each shape each operation is done to; XLA combines some collectives into one."""
+    return collections.Counter(
+        (collective.operation, shape) for collective in found for shape in collective.shapes
+    )
+
+
 def bytes_by_operation(by_executable):
     """The bytes of the collectives' results, of one run of each executable."""
     count = collections.Counter()

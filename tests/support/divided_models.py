@@ -36,6 +36,10 @@ def state_of(init):
     return jax.eval_shape(lambda params: (params, OPTIMIZER.init(params)), jax.eval_shape(init))
 
 
+def ones(shapes):
+    return {name: jnp.ones(shape) for name, shape in shapes.items()}
+
+
 def floats(*shape):
     """The shape and dtype of a batch of microbatches."""
     return jax.ShapeDtypeStruct((MICROBATCHES, ROWS, *shape), jnp.float32)
@@ -95,8 +99,7 @@ def decoder_params():
         "up": (WIDTH, HIDDEN),
         "down": (HIDDEN, WIDTH),
     }
-    layer = {name: jnp.ones(shape) for name, shape in shapes.items()}
-    return {"table": jnp.ones((VOCABULARY, WIDTH)), "layers": [layer] * 2}
+    return {"table": jnp.ones((VOCABULARY, WIDTH)), "layers": [ones(shapes)] * 2}
 
 
 def decoder():
@@ -141,14 +144,13 @@ def experts_layer(p, x):
     return x + jnp.einsum("tec,ecd->td", dispatch, made).reshape(x.shape)
 
 
-def experts():
+def experts(layer=experts_layer):
     shapes = {"router": (WIDTH, EXPERTS), "in": (EXPERTS, WIDTH, HIDDEN), "out": (EXPERTS, HIDDEN, WIDTH)}
 
     def loss(params, x):
-        return mean_square(experts_layer(params[1], mpmd.mark_stage_end(experts_layer(params[0], x))))
+        return mean_square(layer(params[1], mpmd.mark_stage_end(layer(params[0], x))))
 
-    init = lambda: [{name: jnp.ones(shape) for name, shape in shapes.items()}] * 2  # noqa: E731
-    return step_of(loss, 2), (state_of(init), floats(LENGTH, WIDTH))
+    return step_of(loss, 2), (state_of(lambda: [ones(shapes)] * 2), floats(LENGTH, WIDTH))
 
 
 # Experts that each take the tokens of which they are among the best two; each row sorts its own tokens.
@@ -171,13 +173,7 @@ def dropless_layer(p, x):
 
 
 def dropless():
-    shapes = {"router": (WIDTH, EXPERTS), "in": (EXPERTS, WIDTH, HIDDEN), "out": (EXPERTS, HIDDEN, WIDTH)}
-
-    def loss(params, x):
-        return mean_square(dropless_layer(params[1], mpmd.mark_stage_end(dropless_layer(params[0], x))))
-
-    init = lambda: [{name: jnp.ones(shape) for name, shape in shapes.items()}] * 2  # noqa: E731
-    return step_of(loss, 2), (state_of(init), floats(LENGTH, WIDTH))
+    return experts(dropless_layer)
 
 
 # Convolutions without residual connections.
@@ -226,8 +222,7 @@ def scanned():
 
         return mean_square(jax.lax.scan(layer, x, params)[0])
 
-    init = lambda: {name: jnp.ones(shape) for name, shape in shapes.items()}  # noqa: E731
-    return step_of(loss, 2), (state_of(init), floats(LENGTH, WIDTH))
+    return step_of(loss, 2), (state_of(lambda: ones(shapes)), floats(LENGTH, WIDTH))
 
 
 MODELS = {made.__name__: made for made in (decoder, mlp, experts, dropless, convolutions, scanned)}

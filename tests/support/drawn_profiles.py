@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 from mpmd.ir.plan import AnyTask, Plan
-from mpmd.ir.process_times import Host, RecordedStep
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 from mpmd.profile.profile import Profile
@@ -41,14 +39,8 @@ def drawn_profile(
     return Profile(
         plan=plan,
         topology=Topology(tuple(GroupShape({}) for _ in plan.programs)),
-        recorded=tuple(_on_node(name, recorded_step(plan, timing, 10**9 * (i + 1))) for i in range(steps)),
+        recorded=tuple(recorded_step(plan, timing, 10**9 * (i + 1), name) for i in range(steps)),
         sources={each.name: ("model.py:12 layer", name) for each in plan.executables},
         compile_seconds={"trace": 0.12, "split": 0.05, "lower": 0.31, "load": 2.1},
         updated=frozenset(leaf.name for leaf in plan.inputs if leaf.donated and leaf.name),
     )
-
-
-def _on_node(name: str, step: RecordedStep) -> RecordedStep:
-    """The step with another name of the node."""
-    processes = (dataclasses.replace(times, host=Host(name, times.host.clock)) for times in step.processes)
-    return dataclasses.replace(step, processes=tuple(processes))

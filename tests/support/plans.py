@@ -10,6 +10,7 @@ from mpmd.ir.plan import (
     Executable,
     GroupProgram,
     InputLeaf,
+    LoopStages,
     OutputLeaf,
     OutsideTask,
     Plan,
@@ -101,5 +102,6 @@ def pipeline_plan(schedule: Schedule, num_microbatches: int) -> Plan:
             (*weights, *(InputLeaf(n, n, ACTIVATION, (groups[0],), (), False) for n in batch)),
             (),
             tuple(OutputLeaf(f"w{s}", f"v{s}", WEIGHT, (g,), ()) for s, g in groups.items()),
+            loops=(LoopStages(schedule.name, 0, schedule.num_stages, num_microbatches, (), schedule.slices),),
         )
     )

@@ -109,22 +109,22 @@ def schedules() -> list[Public]:
         taken = known.keys() & inspect.signature(family.schedule).parameters
         limit = {"memory_limit": "count or counts?"} if name == "ListSchedule" else {}
         found += [
-            Public(name, family.schedule, {each: known[each] for each in taken}, limit),
-            Public(f"{name}.of_size", family.schedule.of_size, sizes),
-            Public(f"{name}.tasks", made.tasks, {"num_microbatches": 8}),
+            Public(family.schedule, {each: known[each] for each in taken}, limit, name),
+            Public(family.schedule.of_size, sizes, alias=f"{name}.of_size"),
+            Public(made.tasks, {"num_microbatches": 8}, alias=f"{name}.tasks"),
         ]
         if hasattr(made, "stages_of"):
-            found.append(Public(f"{name}.stages_of", made.stages_of, {"mpmd_idx": 1}))
+            found.append(Public(made.stages_of, {"mpmd_idx": 1}, alias=f"{name}.stages_of"))
     custom = mpmd.CustomSchedule(LISTS)
     return [
         *found,
-        Public("CustomSchedule", mpmd.CustomSchedule, {"lists": LISTS}),
-        Public("CustomSchedule.from_text", custom.from_text, {"text": "F0 B0"}),
-        Public("CustomSchedule.from_file", custom.from_file),
-        Public("CustomSchedule.tasks", custom.tasks, {"num_microbatches": 2}),
-        Public("TaskTimes", mpmd.TaskTimes),
-        Public("TaskTimes.of", mpmd.TaskTimes().of, {"task": Task("fwd", 0, 0)}, {"task": "special"}),
-        Public("check_schedule", check_schedule, {"tasks": LISTS, "num_stages": 2, "num_microbatches": 2}),
+        Public(mpmd.CustomSchedule, {"lists": LISTS}),
+        Public(custom.from_text, {"text": "F0 B0"}),
+        Public(custom.from_file),
+        Public(custom.tasks, {"num_microbatches": 2}),
+        Public(mpmd.TaskTimes),
+        Public(mpmd.TaskTimes().of, {"task": Task("fwd", 0, 0)}, {"task": "special"}),
+        Public(check_schedule, {"tasks": LISTS, "num_stages": 2, "num_microbatches": 2}),
     ]
 
 
@@ -133,21 +133,19 @@ def of_simulations() -> list[Public]:
     path = "unused.svg"
     sizes = dict.fromkeys(("kinds", "tasks", "fused", "outside", "links"), "sizes")
     return [
-        Public("Link", mpmd.simulate.Link),
-        Public("Costs", mpmd.simulate.Costs, {}, sizes),
-        Public("Costs.measured", mpmd.simulate.Costs.measured, {"events": ()}),
-        Public("simulate", mpmd.simulate.simulate, {"program": LISTS}),
+        Public(mpmd.simulate.Link),
+        Public(mpmd.simulate.Costs, {}, sizes),
+        Public(mpmd.simulate.Costs.measured, {"events": ()}),
+        Public(mpmd.simulate.simulate, {"program": LISTS}),
         Public(
-            "compare",
             mpmd.simulate.compare.compare,
             {"mpmd_dim": 2, "num_microbatches": 2, "times": TIMES},
             {"times": "mapping"},
         ),
-        Public("chrome_trace", mpmd.render.chrome_trace, {"source": SIMULATION}),
-        Public("schedule_grid", mpmd.render.schedule_grid, {"tasks": LISTS, "costs": mpmd.simulate.Costs()}),
-        Public("draw_timeline", mpmd.render.draw_timeline, {"source": SIMULATION, "path": path}),
+        Public(mpmd.render.chrome_trace, {"source": SIMULATION}),
+        Public(mpmd.render.schedule_grid, {"tasks": LISTS, "costs": mpmd.simulate.Costs()}),
+        Public(mpmd.render.draw_timeline, {"source": SIMULATION, "path": path}),
         Public(
-            "draw_comparison",
             mpmd.render.draw_comparison,
             {"simulations": {"GPipe": SIMULATION}, "path": path},
         ),
@@ -161,72 +159,71 @@ def of_steps() -> list[Public]:
     loop, mark, every = {"fun": add_one, "operation": mpmd.Add}, {"x": BATCH}, {"every": "count or counts?"}
     part, tree = {"name": "one"}, {"tree": BATCH}
     return [
-        Public("jit", mpmd.jit, jitted),
-        Public("mpmd_jit_with_loop", mpmd.mpmd_jit_with_loop, jitted),
-        Public("treduce", mpmd.treduce, {**loop, "xs": BATCH}),
-        Public("treduce_i", mpmd.treduce_i, {**loop, "length": 2}),
-        Public("Concat", mpmd.Concat),
-        Public("value_and_grad", mpmd.value_and_grad, {"fun": loss}),
-        Public("grad", mpmd.grad, {"fun": loss}, GRADIENT),
-        Public("auto_marks", mpmd.auto_marks, {"loss_fn": loss}),
-        Public("per_group", mpmd.per_group, {"fun": loss}),
-        Public("mark_stage_end", mpmd.mark_stage_end, mark, every),
-        Public("mark_pipeline_boundary", mpmd.mark_pipeline_boundary, mark, every),
-        Public("pipeline_enter_stage", mpmd.pipeline_enter_stage, mark, every),
-        Public("microbatches", mpmd.microbatches, {"batch": BATCH}),
-        Public("stage_ends", mpmd.stage_ends, {"num_layers": 8, "num_stages": 4}),
-        Public("slice_bounds", mpmd.slice_bounds, {"length": 8, "slices": 2, "attention_share": 0.5}),
-        Public("slices", mpmd.slices, {**tree, "bounds": (0, 1, 2)}),
-        Public("to_host", mpmd.to_host, tree, {"tree": "anything"}),
+        Public(mpmd.jit, jitted),
+        Public(mpmd.mpmd_jit_with_loop, jitted, alias="mpmd_jit_with_loop"),
+        Public(mpmd.treduce, {**loop, "xs": BATCH}),
+        Public(mpmd.treduce_i, {**loop, "length": 2}),
+        Public(mpmd.Concat),
+        Public(mpmd.value_and_grad, {"fun": loss}),
+        Public(mpmd.grad, {"fun": loss}, GRADIENT),
+        Public(mpmd.auto_marks, {"loss_fn": loss}),
+        Public(mpmd.per_group, {"fun": loss}),
+        Public(mpmd.mark_stage_end, mark, every),
+        Public(mpmd.mark_pipeline_boundary, mark, every, "mark_pipeline_boundary"),
+        Public(mpmd.pipeline_enter_stage, mark, every, "pipeline_enter_stage"),
+        Public(mpmd.microbatches, {"batch": BATCH}),
+        Public(mpmd.stage_ends, {"num_layers": 8, "num_stages": 4}),
+        Public(mpmd.slice_bounds, {"length": 8, "slices": 2, "attention_share": 0.5}),
+        Public(mpmd.slices, {**tree, "bounds": (0, 1, 2)}),
+        Public(mpmd.to_host, tree, {"tree": "anything"}),
         Public(
-            "MpmdMesh",
             mpmd.MpmdMesh,
             {"jax_mesh": there.mesh.jax_mesh, "mpmd_axis_name": "stage"},
             {"mpmd_axis_name": "special", "parts": "sizes?"},
         ),
         Public(
-            "AbstractMpmdMesh",
             mpmd.AbstractMpmdMesh,
             {"shape": {"stage": 2}, "mpmd_axis_name": "stage"},
             {"mpmd_axis_name": "special"},
         ),
-        Public("MpmdMesh.part", two_parts().part, part, {"name": "special"}),
-        Public("ClusterMesh.part", two_parts().part, part, {"name": "special"}),
-        Public("reshard", mpmd.reshard, {**tree, "to": there.loaded}, {"to": "special"}),
-        Public("explain", mpmd.explain, {"step": there.lowered}),
-        Public("Explanation.leaf", mpmd.explain(there.lowered).leaf, {"path": "args[0]"}),
+        Public(two_parts().part, part, {"name": "special"}, "MpmdMesh.part"),
+        Public(two_parts().part, part, {"name": "special"}, "ClusterMesh.part"),
+        Public(mpmd.reshard, {**tree, "to": there.loaded}, {"to": "special"}),
+        Public(mpmd.explain, {"step": there.lowered}),
+        Public(mpmd.explain(there.lowered).leaf, {"path": "args[0]"}),
         Public(
-            "check",
             of_batch(mpmd.check, "step", "reference"),
             {"step": there.step, "reference": add_one},
         ),
-        *(Public(f"{type(step).__name__}.simulate", step.simulate) for step in (there.lowered, there.loaded)),
-        Public("LoweredStep.compile", there.lowered.compile),
-        Public("LoadedStep.init", there.loaded.init, {"fun": batch}),
+        *(
+            Public(step.simulate, alias=f"{type(step).__name__}.simulate")
+            for step in (there.lowered, there.loaded)
+        ),
+        Public(there.lowered.compile),
+        Public(there.loaded.init, {"fun": batch}),
         *(
             public
             for step in (there.step, there.loaded)
             for public in (
-                Public(f"{type(step).__name__}.profile", of_batch(step.profile), {"trace_dir": "traces"}),
+                Public(of_batch(step.profile), {"trace_dir": "traces"}),
                 Public(
-                    f"{type(step).__name__}.capture",
                     of_batch(step.capture),
                     {"task": "after_0", "to": "captured"},
                 ),
             )
         ),
-        Public("replay.load", mpmd.replay.load, {"directory": "captured"}),
-        Public("Profile.save", profile_of(there.lowered).save, path),
-        Public("Profile.write_html", profile_of(there.lowered).write_html, path),
-        Public("Profile.load", mpmd.Profile.load, path),
-        Public("metrics", mpmd.metrics, {"step": there.step, "write": print}),
-        Public("collective_seconds", mpmd.collective_seconds),
-        Public("LoadedStep.restore", there.loaded.restore, path),
-        Public("LoadedStep.argument_leaves", there.loaded.argument_leaves),
-        Public("save", mpmd.save, {**path, **tree}, {"tree": "anything"}),
-        Public("save_async", mpmd.save_async, {**path, **tree}, {"tree": "anything"}),
-        Public("restore", mpmd.checkpoint.restore, {**path, "target": BATCH}),
-        Public("restore_args", mpmd.checkpoint.restore_args, {"target": BATCH}),
+        Public(mpmd.replay.load, {"directory": "captured"}, alias="replay.load"),
+        Public(profile_of(there.lowered).save, path),
+        Public(profile_of(there.lowered).write_html, path),
+        Public(mpmd.Profile.load, path),
+        Public(mpmd.metrics, {"step": there.step, "write": print}),
+        Public(mpmd.collective_seconds),
+        Public(there.loaded.restore, path),
+        Public(there.loaded.argument_leaves),
+        Public(mpmd.save, {**path, **tree}, {"tree": "anything"}),
+        Public(mpmd.save_async, {**path, **tree}, {"tree": "anything"}),
+        Public(mpmd.checkpoint.restore, {**path, "target": BATCH}),
+        Public(mpmd.checkpoint.restore_args, {"target": BATCH}),
     ]
 
 
@@ -237,7 +234,6 @@ def of_clusters() -> list[Public]:
     numbers = ("operations", "nbytes_of_products", "nbytes_beside")
     return [
         Public(
-            "plan",
             of_batch(mpmd.plan, "step"),
             {"step": add_one, "cluster": described, "measure": 0, "memory_margin": 0.08},
             {
@@ -247,36 +243,35 @@ def of_clusters() -> list[Public]:
                 "static_argnames": "text?",
             },
         ),
-        Public("Cluster", mpmd.Cluster, CLUSTER),
-        Public("Cluster.save", described.save, {"path": "unused.json"}),
-        Public("Cluster.of", mpmd.Cluster.of, pools),
-        Public("HeterogeneousCluster", mpmd.HeterogeneousCluster, {**pools, "link": LINK}),
-        Public("Cluster.load", mpmd.Cluster.load, {"path": "nowhere"}),
-        Public("Cluster.preset", mpmd.Cluster.preset, {"name": "h100"}, {"name": "special"}),
-        Public("cost", mpmd.cost, {"fun": add_one, "dimensions": "ab->ab", "divides": "a"}),
-        Public("Cluster.part", described.part, {"num_devices": 1}),
+        Public(mpmd.Cluster, CLUSTER),
+        Public(described.save, {"path": "unused.json"}, alias="Cluster.save"),
+        Public(mpmd.Cluster.of, pools),
+        Public(mpmd.HeterogeneousCluster, {**pools, "link": LINK}),
+        Public(mpmd.Cluster.load, {"path": "nowhere"}),
+        Public(mpmd.Cluster.preset, {"name": "h100"}, {"name": "special"}),
+        Public(mpmd.cost, {"fun": add_one, "dimensions": "ab->ab", "divides": "a"}),
+        Public(described.part, {"num_devices": 1}, alias="Cluster.part"),
         Public(
-            "Cluster.seconds",
             described.seconds,
             dict.fromkeys(numbers, 1.0),
             dict.fromkeys(numbers, "number or array"),
+            "Cluster.seconds",
         ),
-        Public("Cluster.from_ray", mpmd.Cluster.from_ray),
-        Public("describe", cluster.describe),
-        Public("Cluster.of_this_process", mpmd.Cluster.of_this_process, {"measure": True}),
-        Public("Choice.mesh", choice().mesh),
-        Public("Choice.stage_profile", choice().stage_profile),
-        Public("Choice.jit", choice().jit),
+        Public(mpmd.Cluster.from_ray),
+        Public(cluster.describe),
+        Public(mpmd.Cluster.of_this_process, {"measure": True}),
+        Public(choice().mesh),
+        Public(choice().stage_profile),
+        Public(choice().jit),
         Public(
-            "launch",
             cluster.launch,
             {"mesh_shape": {"stage": 2}, "mpmd_axis": "stage"},
             {"compilation_cache": "text?"},
         ),
-        Public("Recovery", cluster.Recovery, {}, {"share_after": "amount?"}),
-        Public("ClusterMesh.replace", cluster_mesh().replace, {"part": "sampler"}, {"part": "special"}),
-        Public("ClusterMesh.resize", cluster_mesh().resize, {"num_places": 2}),
-        Public("ClusterMesh.find_nan", cluster_mesh().find_nan),
+        Public(cluster.Recovery, {}, {"share_after": "amount?"}),
+        Public(cluster_mesh().replace, {"part": "sampler"}, {"part": "special"}),
+        Public(cluster_mesh().resize, {"num_places": 2}),
+        Public(cluster_mesh().find_nan),
     ]
 
 

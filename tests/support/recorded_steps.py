@@ -51,9 +51,11 @@ class Timing:
     reply: int = 0
 
 
-def recorded_step(plan: Plan, timing: Timing | None = None, called: int = 10**9) -> RecordedStep:
+def recorded_step(
+    plan: Plan, timing: Timing | None = None, called: int = 10**9, node: str = "node"
+) -> RecordedStep:
     """The record of a step in which each operation runs as early as possible; each group has one process."""
-    timing = timing or Timing()
+    timing, host = timing or Timing(), Host(node, "clock")
     work, keys = plan_workload(plan, Costs()), message_keys(plan)
     needed: dict[int, list[int]] = collections.defaultdict(list)
     for message, reader in enumerate(work.messages.readers):
@@ -96,7 +98,7 @@ def recorded_step(plan: Plan, timing: Timing | None = None, called: int = 10**9)
         ProcessTimes(
             mpmd_idx=group,
             rank=0,
-            host=Host("node", "clock"),
+            host=host,
             received=received[group],
             ready=ready[group],
             finished=free[group],
@@ -107,7 +109,14 @@ def recorded_step(plan: Plan, timing: Timing | None = None, called: int = 10**9)
         )
         for group in range(work.mpmd_dim)
     )
-    return RecordedStep(Host("node", "clock"), called, max(replied) + timing.reply, processes)
+    return RecordedStep(host, called, max(replied) + timing.reply, processes)
+
+
+def recovered(step: RecordedStep) -> RecordedStep:
+    """The step as it would be if groups had been replaced for 60 s after its call."""
+    delay = 60 * 10**9
+    processes = tuple(times.shifted(delay) for times in step.processes)
+    return dataclasses.replace(step, returned=step.returned + delay, processes=processes, is_recovered=True)
 
 
 def matched_steps(plan: Plan, *timings: Timing) -> tuple[MatchedStep, ...]:

@@ -44,7 +44,7 @@ def train_step(params, tokens, loss=loss_of):
 scanned_step = functools.partial(train_step, loss=scanned_loss_of)
 
 
-def shapes(num_layers=2, width=WIDTH, length=LENGTH, rows=ROWS):
+def shapes(num_layers=2, width=WIDTH, length=LENGTH, rows=ROWS, vocabulary=VOCABULARY):
     """The shapes of parameters and tokens."""
 
     def of(*shape):
@@ -58,8 +58,8 @@ def shapes(num_layers=2, width=WIDTH, length=LENGTH, rows=ROWS):
         **{name: of(width, width) for name in ("q", "k", "v", "o")},
     }
     params = {
-        "table": of(VOCABULARY, width),
-        "head": of(width, VOCABULARY),
+        "table": of(vocabulary, width),
+        "head": of(width, vocabulary),
         "norm": of(width),
         "blocks": [block_shapes] * num_layers,
     }

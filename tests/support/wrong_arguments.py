@@ -83,12 +83,17 @@ class Public:
     Attributes:
       valid: arguments of a call that it accepts.
       kinds: of parameters that take something else than their names say, or are not in the signature.
+      alias: its public name, where its definition has another.
     """
 
-    name: str
     function: Callable
     valid: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    alias: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.alias or self.function.__qualname__
 
     def refused(self) -> list[tuple[str, str]]:
         """Its parameters, each with the name of a value that it does not take."""
