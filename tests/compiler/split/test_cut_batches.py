@@ -12,7 +12,7 @@ import mpmd
 from mpmd.ir.plan import Cell
 from tests.support.collectives import collectives_of
 from tests.support.explicit import draws
-from tests.support.models import WIDTH, mse, weights
+from tests.support.models import WIDTH, descend, mse, weights
 from tests.support.parity import assert_parity_on, mesh_of, uneven_mesh_of
 
 MICROBATCHES, ROWS = 4, 4
@@ -30,7 +30,7 @@ def train(cut, axis=0, stages=2):
             axis=axis,
             operation=mpmd.Mean,
         )
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+        return descend(params, grads), loss
 
     return step
 

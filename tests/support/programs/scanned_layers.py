@@ -6,7 +6,7 @@ import optax
 from jax import lax
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, WIDTH, keys, layer
+from tests.support.models import CLIPPED_ADAM, WIDTH, keys, layer, squares
 from tests.support.programs.table import program, train
 
 LAYERS = 6
@@ -22,10 +22,6 @@ def stacked(layers=LAYERS, width=WIDTH, dtype=jnp.float32, **others):
 def scanned(body, initial, xs, **options):
     """What a scan over layers carries at the end; ``body`` is without what it stacks."""
     return lax.scan(lambda carry, x: (body(carry, x), None), initial, xs, **options)[0]
-
-
-def squares(h, y):
-    return jnp.mean((h - y) ** 2)
 
 
 def model(body=None, every=2, **options):

@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, init
+from tests.support.models import CLIPPED_ADAM, descend, init, stack
 from tests.support.programs.sliced_models import (
     D_MODEL,
     HEADS,
@@ -27,7 +27,7 @@ from tests.support.programs.sliced_models import (
     token_losses,
     train_slices,
 )
-from tests.support.programs.table import Case, descend, program
+from tests.support.programs.table import Case, program
 
 
 @program()
@@ -49,7 +49,7 @@ def slices_of_scans_with_marks():
         return total / targets.size
 
     params = decoder(4)
-    params["stack"] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params.pop("layers"))
+    params["stack"] = stack(params.pop("layers"))
     return train_slices(loss, params, slices=2, optimizer=CLIPPED_ADAM)
 
 

@@ -6,8 +6,8 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import SGD, batch, init, layer, make_step, mlp, mse, weights
-from tests.support.programs.table import Case, descend, loop, program
+from tests.support.models import SGD, batch, descend, init, layer, make_step, mlp, mse, squares, weights
+from tests.support.programs.table import Case, loop, program
 
 ADAM = optax.adam(1e-2, eps=1e-3)
 ROWS = P(None, "fsdp")
@@ -35,7 +35,7 @@ def fully_sharded_and_gathered_once(schedule):
         h = x @ params["table"]
         for p in params["layers"]:
             h = mpmd.mark_stage_end(layer(p, h))
-        return jnp.mean((h @ params["table"].T - y) ** 2)
+        return squares(h @ params["table"].T, y)
 
     def holds(loaded):
         for e in loaded.plan.executables:
@@ -72,10 +72,10 @@ def constraints_within_stages():
             if i < 1:
                 h = mpmd.mark_stage_end(h)
         h = jax.lax.with_sharding_constraint(h, P(None, "fsdp"))
-        return jnp.mean((h - y) ** 2)
+        return squares(h, y)
 
     def plain(params, x, y):
-        return jnp.mean((mlp(params, x) - y) ** 2)
+        return squares(mlp(params, x), y)
 
     return case({"fsdp": 2}, (P(), ROWS, ROWS), loss_with_and_without_a_mesh(loss, plain))
 
@@ -111,53 +111,6 @@ def gradients_divided_by_a_token_count():
         return descend(state, grads, 0.1 / count), total / count
 
     return Case(step, weights(2), batch(), 2, {"fsdp": 2}, {"in_specs": (P("fsdp"), ROWS, ROWS)})
-
-
-def tiny_transformer(params, x, y):
-    """An embedding, scanned layers with attention that are rematerialized, and a head, in two stages."""
-
-    @jax.checkpoint
-    def attend(h, p):
-        scores = jnp.einsum("bsd,btd->bst", h @ p["query"], h)
-        return h + jnp.tanh(jax.nn.softmax(scores) @ h @ p["value"]), None
-
-    tokens, targets = jnp.int32(x > 0) + 2, jnp.int32(y > 0)
-    h = params["table"][tokens] + params["positions"][: tokens.shape[-1]]
-    h = mpmd.mark_stage_end(jax.lax.scan(attend, h, params["first"])[0])
-    h = jax.lax.scan(attend, h, params["second"])[0]
-    picked = jnp.take_along_axis(jax.nn.log_softmax(h @ params["head"]), targets[..., None], -1)
-    weights = jnp.float32(y > -1)
-    return -jnp.sum(picked[..., 0] * weights) / jnp.sum(weights)
-
-
-def tiny_transformer_parameters():
-    layers = {"query": jnp.stack([jnp.eye(4)] * 2), "value": jnp.stack([weights(1)[0]["w"]] * 2)}
-    table = jnp.sin(jnp.arange(16.0)).reshape(4, 4)
-    return {"table": table, "positions": table / 2, "first": layers, "second": layers, "head": table.T}
-
-
-@program(
-    {
-        "1F1B": (mpmd.Std1F1B(2), "replicated", P()),
-        "zero bubble": (mpmd.ZeroBubble(2), "replicated", P()),
-        "FSDP": (mpmd.Std1F1B(2), "all", P("fsdp")),
-        "no partial sums": (mpmd.Std1F1B(2), "none", P()),
-    },
-)
-def data_parallel_transformer(variant):
-    schedule, partial_sums, spec = variant
-
-    def holds(loaded):
-        parts = [
-            e for e in loaded.plan.executables if e.name.startswith("before") and ("fsdp",) in e.out_specs
-        ]
-        assert bool(parts) == (partial_sums != "none")
-
-    step = make_step(tiny_transformer, schedule, SGD)
-    state = init(tiny_transformer_parameters(), SGD)
-    specs = (jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state), ROWS, ROWS)
-    options = {"in_specs": specs, "partial_sums": partial_sums}
-    return Case(step, state, batch(), 2, {"fsdp": 2}, options, holds=holds)
 
 
 @program()

@@ -14,7 +14,7 @@ import pytest
 
 import mpmd
 from mpmd.step.loaded_step import LoadedStep
-from tests.support.models import SGD, batch, init, make_step, mse, weights
+from tests.support.models import SGD, batch, descend, init, make_step, mse, weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,11 +122,6 @@ def loop(fun: Callable[..., Any], data: Any, stages: int = 3, operation: Any = m
 def trains(params: Any, data: Any, loss: Callable[..., Any] = mse, stages: int = 3) -> Any:
     """The loss and gradients of ``params``, added up over the microbatches of ``data``."""
     return loop(lambda *mb: jax.value_and_grad(loss)(params, *mb), data, stages)
-
-
-def descend(params: Any, grads: Any, rate: Any = 0.1) -> Any:
-    """A step of gradient descent."""
-    return jax.tree.map(lambda p, g: p - rate * g, params, grads)
 
 
 def by_index(loss: Callable[..., Any], schedule: mpmd.Schedule | None = None) -> Callable[..., Any]:
