@@ -23,9 +23,8 @@ from mpmd.ir.plan import TaskType
 from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_p
 from mpmd.language.reduce import treduce_p
-from tests.support.levels import SUBMESHES, traced_step
+from tests.support.levels import SUBMESHES, traced_step, without_shardings
 from tests.support.models import batch, mse, sgd_step, weights
-from tests.support.specs import without_shardings
 
 replace = dataclasses.replace
 

@@ -17,9 +17,8 @@ from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.place import place
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
-from tests.support.levels import SUBMESHES, submeshes, traced_step
+from tests.support.levels import SUBMESHES, submeshes, traced_step, without_shardings
 from tests.support.models import planned
-from tests.support.specs import without_shardings
 
 
 def array(*shape, dtype=jnp.float32):

@@ -66,7 +66,8 @@ def mlp(params, x, layer=layer):
     return h
 
 
-def unmarked(params, h, layer=layer):
+def unmarked(params, h):
+    """Applies all layers."""
     for p in params:
         h = layer(p, h)
     return h

@@ -154,8 +154,8 @@ def mlp(params, x):
     return mean(x)
 
 
-def mlp_weights(layers=2):
-    return [{"w": normal(i, D, D), "b": jnp.zeros(D)} for i in range(layers)]
+def mlp_weights():
+    return [{"w": normal(i, D, D), "b": jnp.zeros(D)} for i in range(2)]
 
 
 FSDP = ([{"w": P("data"), "b": P()}] * 2, BATCH)

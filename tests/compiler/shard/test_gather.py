@@ -43,9 +43,9 @@ from tests.support.sharded_batches import (
 ONCE = {"partial_sums": "all", "gather": "step"}
 
 
-def sharded(params, axis="data"):
+def sharded(params):
     """The specs of parameters, along their last dimension."""
-    return jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), axis), params)
+    return jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), "data"), params)
 
 
 def nbytes(params):

@@ -19,7 +19,7 @@ def with_gradients(loss, params):
     return of_microbatch
 
 
-def case(loss, params, carry, schedule=None, data=None, groups=None, operation=mpmd.Add, **options):
+def case(loss, params, carry, schedule=None, data=None, **options):
     """Trains ``params`` with ``loss(params, carry, x, y)``, which returns the next carry, too."""
     schedule = schedule or mpmd.Std1F1B(3)
 
@@ -30,12 +30,12 @@ def case(loss, params, carry, schedule=None, data=None, groups=None, operation=m
             with_gradients(loss, params),
             (xs, ys),
             schedule=schedule,
-            operation=(operation, mpmd.Add),
+            operation=mpmd.Add,
             carry=carry,
         )
         return (descend(params, grads), carry), value
 
-    return Case(step, (params, carry), data or batch(4), groups or schedule.mpmd_dim, **options)
+    return Case(step, (params, carry), data or batch(4), schedule.mpmd_dim, **options)
 
 
 def statistics(stages):

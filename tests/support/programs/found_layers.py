@@ -67,8 +67,8 @@ def language_model(params, x, y):
     return word_loss(h @ params["head"], y)
 
 
-def scanned_words(layers=6, width=32):
-    return stacked(layers, width, words=table(WORDS, width), head=table(width, WORDS))
+def scanned_words():
+    return stacked(6, 32, words=table(WORDS, 32), head=table(32, WORDS))
 
 
 @program(["plain", "rematerialised", "under jax.checkpoint"])

@@ -25,10 +25,10 @@ from tests.support.programs.table import Case, program
 ADAM = optax.adam(1e-2, eps=1e-3)
 
 
-def gradients(loss, params, data, schedule, operation=mpmd.Mean):
-    """The accumulated loss and gradients."""
+def gradients(loss, params, data, schedule):
+    """The means of loss and gradients."""
     return mpmd.treduce(
-        lambda mb: jax.value_and_grad(loss)(params, *mb), data, schedule=schedule, operation=operation
+        lambda mb: jax.value_and_grad(loss)(params, *mb), data, schedule=schedule, operation=mpmd.Mean
     )
 
 
@@ -40,10 +40,6 @@ def updated(params, moments, grads, optimizer=ADAM):
 def microbatches(arrays, count):
     """Arrays of microbatches as others of as many microbatches."""
     return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[2:]), arrays)
-
-
-def stages_of(loaded):
-    return [(loop.schedule, loop.num_stages, loop.num_microbatches) for loop in loaded.plan.loops]
 
 
 @program()
@@ -171,7 +167,7 @@ def a_loop_that_no_result_needs():
         return descend(params, grads), total
 
     def holds(loaded):
-        assert stages_of(loaded) == [("Std1F1B", 3, 4)]
+        assert [loop.schedule for loop in loaded.plan.loops] == ["Std1F1B"]
 
     return Case(step, weights(3), batch(), holds=holds)
 

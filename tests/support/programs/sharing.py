@@ -7,6 +7,7 @@ import optax
 import mpmd
 from mpmd.ir.plan import Run
 from tests.support.models import BATCH, MICROBATCHES, WIDTH, keys, layer, mse, squares, weights
+from tests.support.programs.stages import homes
 from tests.support.programs.table import program, train
 
 VOCABULARY = 5
@@ -29,16 +30,6 @@ def language_model(params, x, y):
 
 def tied():
     return {"table": jax.random.normal(keys(1)[0], (VOCABULARY, WIDTH)), "layers": weights(2)}
-
-
-def on_groups(path, mpmd_idxs):
-    """Asserts where an argument lives."""
-
-    def holds(loaded):
-        (leaf,) = (leaf for leaf in loaded.plan.inputs if leaf.path == path)
-        assert leaf.mpmd_idxs == mpmd_idxs, f"{path} is on {leaf.mpmd_idxs}"
-
-    return holds
 
 
 def accumulators(loaded, like):
@@ -78,7 +69,9 @@ def shared_weights_on_the_same_group():
     def loss(params, x, y):
         return mse([params[0], params[1], params[0], params[2]], x, y)
 
-    holds = on_groups("args[0][0][0]['w']", (0,))
+    def holds(loaded):
+        assert homes(loaded, "args[0][0][0]['w']") == [(0,)]
+
     return train(loss, weights(3), schedule=mpmd.Interleaved1F1B(4, 2), holds=holds)
 
 

@@ -20,7 +20,6 @@ from tests.support.programs.sliced_models import (
     embedded,
     feed_forward,
     heads_of,
-    schedule_of,
     sliced_loss,
     together,
     token_batch,
@@ -65,7 +64,7 @@ def slices_with_a_count_that_each_microbatch_carries():
             return 0.9 * mean + 0.1 * loss, (loss, grads)
 
         mean, (total, grads) = mpmd.treduce(
-            of_microbatch, (xs, ys), schedule_of(slices=2), operation=mpmd.Add, carry=mean
+            of_microbatch, (xs, ys), mpmd.Seq1F1B(2, 2), operation=mpmd.Add, carry=mean
         )
         return (descend(params, grads), mean), (total, grads)
 
@@ -92,7 +91,7 @@ def slices_of_inputs_that_are_differentiated():
         total, (grads, of_inputs) = mpmd.treduce(
             lambda mb: jax.value_and_grad(loss, (0, 1))(params, *mb),
             (xs, ys),
-            schedule_of(),
+            mpmd.Seq1F1B(2, 3),
             operation=(mpmd.Add, (mpmd.Add, mpmd.Concat())),
         )
         return descend(params, grads), (total, of_inputs)

@@ -38,7 +38,7 @@ def one_function_scanned_twice():
         first, second = (rows(params["layers"], part) for part in (slice(4), slice(4, 8)))
         return squares(run(run(x, first), second), y)
 
-    return train(loss, stacked(8), 4, optimizer=CLIPPED_ADAM, groups=4)
+    return train(loss, stacked(8), 4, optimizer=CLIPPED_ADAM)
 
 
 @program(["inner", "outer"])
@@ -186,7 +186,7 @@ def a_network_with_skips_from_scan_to_scan():
 
     params = {"down": stacked(4)["layers"], "up": jax.tree.map(jnp.sin, stacked(4)["layers"])}
     holds = in_parts("[0]['down']['w'][", "[0]['up']['w'][", parts=2)
-    return train(loss, params, 4, optimizer=CLIPPED_ADAM, groups=4, holds=holds)
+    return train(loss, params, 4, optimizer=CLIPPED_ADAM, holds=holds)
 
 
 @program()

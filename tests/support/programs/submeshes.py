@@ -6,20 +6,12 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import SGD, batch, descend, init, layer, make_step, mlp, mse, squares, weights
-from tests.support.programs.table import Case, loop, program
+from tests.support.models import batch, descend, init, layer, make_step, mlp, mse, squares, weights
+from tests.support.programs.table import Case, loop, program, train
 
 ADAM = optax.adam(1e-2, eps=1e-3)
 ROWS = P(None, "fsdp")
 """Of a batch (microbatches, rows, width): the rows."""
-
-
-def case(axes, specs, loss=mse, optimizer=SGD, stages=2, params=None, **options):
-    """``specs`` are for the state, and for each array of the batch."""
-    step = make_step(loss, mpmd.Std1F1B(stages), optimizer)
-    state = init(params or weights(stages), optimizer)
-    holds = options.pop("holds", None)
-    return Case(step, state, batch(), stages, axes, {"in_specs": specs, **options}, holds=holds)
 
 
 def like_parameters(state, spec):
@@ -60,33 +52,21 @@ def specs_of_the_results():
         assert by_path["[1][1][0]['w']"] == (None, "fsdp"), f"a gradient has {by_path}"
 
     gradients = [{"w": P(None, "fsdp"), "b": P()}] * 2
-    return case({"fsdp": 2}, (specs, ROWS, ROWS), out_specs=(specs, (P(), gradients)), holds=holds)
+    options = {"in_specs": (specs, ROWS, ROWS), "out_specs": (specs, (P(), gradients))}
+    return train(mse, weights(2), 2, axes={"fsdp": 2}, options=options, holds=holds)
 
 
 @program()
 def constraints_within_stages():
+    def constrained(h, *spec):
+        """Under plain JAX there is no mesh for a constraint to be about."""
+        return h if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(h, P(*spec))
+
     def loss(params, x, y):
-        h = x
-        for i, p in enumerate(params):
-            h = jax.lax.with_sharding_constraint(layer(p, h), P("fsdp", None))
-            if i < 1:
-                h = mpmd.mark_stage_end(h)
-        h = jax.lax.with_sharding_constraint(h, P(None, "fsdp"))
-        return squares(h, y)
+        h = mlp(params, x, lambda p, h: constrained(layer(p, h), "fsdp", None))
+        return squares(constrained(h, None, "fsdp"), y)
 
-    def plain(params, x, y):
-        return squares(mlp(params, x), y)
-
-    return case({"fsdp": 2}, (P(), ROWS, ROWS), loss_with_and_without_a_mesh(loss, plain))
-
-
-def loss_with_and_without_a_mesh(sharded, plain):
-    """What plain JAX runs has no mesh for constraints to be about."""
-
-    def loss(*args):
-        return (plain if jax.sharding.get_abstract_mesh().empty else sharded)(*args)
-
-    return loss
+    return train(loss, weights(2), 2, axes={"fsdp": 2}, options={"in_specs": (P(), ROWS, ROWS)})
 
 
 @program()

@@ -105,13 +105,12 @@ def train(
     """
     schedule = schedule or mpmd.Std1F1B(stages)
     step = make_step(loss, schedule, optimizer, operation)
-    groups = of_case.pop("groups", schedule.mpmd_dim)
-    return Case(step, init(params, optimizer), data or batch(), groups, **of_case)
+    return Case(step, init(params, optimizer), data or batch(), schedule.mpmd_dim, **of_case)
 
 
-def stages_of(stage: Callable[..., Any], params: Any = None, **of_case: Any) -> Case:
+def stages_of(stage: Callable[..., Any]) -> Case:
     """Trains a model of three stages, each of which is ``stage(p, h)`` of its parameters."""
-    return train(partial(mse, layer=stage), weights(3) if params is None else params, **of_case)
+    return train(partial(mse, layer=stage), weights(3))
 
 
 def loop(fun: Callable[..., Any], data: Any, stages: int = 3, operation: Any = mpmd.Add) -> Any:
