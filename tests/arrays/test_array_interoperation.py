@@ -90,7 +90,7 @@ CALLS = {
     "at": lambda t: t["w"].at[0].set(5.0),
     "indices": lambda t: [t["w"][1:, 0], t["w"][jnp.array([0, 2])]],
     "methods": lambda t: [t["w"].T, t["w"].sum(0), t["w"].astype(jnp.int8), t["w"].reshape(2, 8)],
-    "len": lambda t: len(t["w"]),
+    "len": lambda t: (len(t["w"]), list(t["w"])),
     "numbers": lambda t: [float(t["scale"]), int(t["count"]), bool(t["count"]), list(range(t["count"]))],
     "format": lambda t: f"{t['scale']:.3f}",
     "copy": lambda t: [copy.deepcopy(t["w"]), copy.copy(t["w"]), t["w"].copy()],

@@ -16,7 +16,7 @@ def with_key(state, key, xs, ys):
 
 def test_a_tree_on_the_host(mesh):
     args = (init(weights(2)), jax.random.key(0), *batch())
-    result = mpmd.jit(with_key, mpmd_mesh=mesh)(*args)
+    result = mpmd.jit(with_key, mesh)(*args)
     expected = jax.jit(with_key)(*args)
     got = mpmd.to_host(result | {"here": jnp.arange(3), "count": 3, "name": "run", "nothing": None})
     assert (got["count"], got["name"], got["nothing"]) == (3, "run", None)
@@ -44,7 +44,7 @@ def test_all_arrays_are_asked_for_before_one_is_waited_for(mesh, monkeypatch, re
         totals = mpmd.treduce(mpmd.mark_stage_end, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
         return totals, totals * 2, totals.sum(), jnp.zeros((99, 99))
 
-    results = mpmd.jit(step, mpmd_mesh=mesh)(jnp.ones((2, 99)))
+    results = mpmd.jit(step, mesh)(jnp.ones((2, 99)))
     monkeypatch.setattr(mesh.runtime, "fetch", watched)
     read(results)
     assert log == ["asked"] * 3 + ["read"] * 3  # the sum comes with the reply
@@ -62,7 +62,7 @@ def test_what_went_wrong_in_the_step_is_raised(mesh):
 
         return mpmd.treduce(body, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
 
-    result = mpmd.jit(step, mpmd_mesh=mesh)(jnp.ones((2, 99)))
+    result = mpmd.jit(step, mesh)(jnp.ones((2, 99)))
     with pytest.raises(mpmd.TaskError, match="failed on group 1"):
         mpmd.to_host([result])
     result.delete()

@@ -8,8 +8,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import batch, init, layer, make_step, weights
-from tests.support.parity import assert_close
+from tests.support.models import ROW_SPECS, batch, layer, mse, sgd_step, weights
+from tests.support.parity import assert_like_jit
 
 
 def devices(count, *axes):
@@ -23,10 +23,9 @@ def groups(count):
 
 def step_with(activation):
     def loss(params, x, y):
-        h = mpmd.mark_stage_end(activation(layer(params[0], x)))
-        return jnp.mean((activation(layer(params[1], h)) - y) ** 2)
+        return mse(params, x, y, lambda p, h: activation(layer(p, h)))
 
-    return make_step(loss, mpmd.Std1F1B(2))
+    return sgd_step(loss, mpmd.Std1F1B(2))
 
 
 def centred(mesh, axis):
@@ -54,17 +53,14 @@ def constrained(mesh, spec):
     ids=["one device", "a group's devices", "a sharding", "a sharding over all groups"],
 )
 def test_a_stage_names_a_mesh(activation, per_group):
-    step, state = step_with(activation()), init(weights(2))
+    step = step_with(activation())
     with groups(per_group) as mesh:
-        specs = (P(), P(None, "data"), P(None, "data"))
-        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=specs)
-        actual = compiled(state, *batch())
-        assert_close(actual, jax.jit(step)(state, *batch()))
+        assert_like_jit(mesh, step, weights(2), *batch(), in_specs=ROW_SPECS)
 
 
 def test_a_mesh_of_another_size_is_an_error_that_names_the_line():
     step = step_with(centred(devices(2, "data"), "data"))
     with groups(1) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        mpmd.jit(step, mpmd_mesh=mesh)(init(weights(2)), *batch())
+        mpmd.jit(step, mesh)(weights(2), *batch())
     assert "shard_map at" in str(caught.value) and "test_abstract_meshes.py" in str(caught.value)
     assert "is over the mesh {'data': 2}, but a group's is {'stage': 1, 'data': 1}" in str(caught.value)

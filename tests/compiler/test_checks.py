@@ -17,30 +17,21 @@ from mpmd.compiler.checks import (
 )
 from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.place import place
-from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
-from mpmd.compiler.trace import trace
 from mpmd.ir.plan import TaskType
 from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_p
 from mpmd.language.reduce import treduce_p
-from tests.support.models import batch, init, make_step, mlp, weights
-from tests.support.parity import mesh_of
-from tests.support.specs import without_shardings
+from tests.support.levels import SUBMESHES, traced_step, without_shardings
+from tests.support.models import batch, mse, sgd_step, weights
 
 replace = dataclasses.replace
 
 
 @pytest.fixture(scope="module")
 def traced():
-    def loss(params, x, y):
-        return jnp.mean((mlp(params, x) - y) ** 2)
-
-    step = make_step(loss, mpmd.Std1F1B(2))
-    args = (init(weights(2)), *batch())
-    with mesh_of(2) as mesh:
-        return trace(CompileRequest(step, args, {}, mesh.abstract_submeshes))
+    return traced_step(sgd_step(mse, mpmd.Std1F1B(2)), weights(2), *batch(), submeshes=SUBMESHES)
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +46,12 @@ def graph(cut):
 
 @pytest.fixture(scope="module")
 def sharded(graph):
-    with mesh_of(2) as mesh:
-        return shard(graph, mesh.abstract_submeshes, without_shardings(graph.step))
+    return shard(graph, SUBMESHES, without_shardings(graph.step))
 
 
 @pytest.fixture(scope="module")
 def placed(sharded, cut):
-    with mesh_of(2) as mesh:
-        return place(sharded, mesh.abstract_submeshes, without_shardings(cut), {})
+    return place(sharded, SUBMESHES, without_shardings(cut), {})
 
 
 def without(items, position):
@@ -71,13 +60,6 @@ def without(items, position):
 
 def changed(items, position, **changes):
     return tuple(replace(item, **changes) if i == position else item for i, item in enumerate(items))
-
-
-def test_what_the_passes_make_is_right(traced, cut, graph, placed):
-    check_traced_step(traced)
-    check_cut_step(cut)
-    check_task_graph(graph)
-    check_placed_graph(placed)
 
 
 def mark(step):
@@ -121,12 +103,6 @@ OF_TRACED_STEPS = {
 }
 
 
-@pytest.mark.parametrize("fault", OF_TRACED_STEPS)
-def test_a_traced_step_that(fault, traced):
-    with pytest.raises(AssertionError, match="traced step that is wrong"):
-        check_traced_step(OF_TRACED_STEPS[fault](traced))
-
-
 OF_CUT_STEPS = {
     "has a call outside": lambda s: replace(s, outside=(s.outside[0], (*s.outside[1], a_call()))),
     "has a call in the loop": lambda s: with_loop(s, lambda loop: {"eqns": (a_call(), *loop.eqns)}),
@@ -167,12 +143,6 @@ OF_CUT_STEPS = {
 }
 
 
-@pytest.mark.parametrize("fault", OF_CUT_STEPS)
-def test_a_cut_step_that(fault, cut):
-    with pytest.raises(AssertionError, match="cut step that is wrong"):
-        check_cut_step(OF_CUT_STEPS[fault](cut))
-
-
 OF_TASK_GRAPHS = {
     "has a call outside": lambda g: replace(g, outer=(*g.outer, a_call())),
     "has a call in work": lambda g: replace(
@@ -208,12 +178,6 @@ OF_TASK_GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("fault", OF_TASK_GRAPHS)
-def test_a_task_graph_that(fault, graph):
-    with pytest.raises(AssertionError, match="task graph that is wrong"):
-        check_task_graph(OF_TASK_GRAPHS[fault](graph))
-
-
 OF_SHARDED_GRAPHS = {
     "starts an accumulator with another shape": lambda s: replace(
         s,
@@ -226,12 +190,6 @@ OF_SHARDED_GRAPHS = {
     ),
     "lacks work": lambda s: replace(s, graph=replace(s.graph, stage_work=s.graph.stage_work[1:])),
 }
-
-
-@pytest.mark.parametrize("fault", OF_SHARDED_GRAPHS)
-def test_a_sharded_graph_that(fault, sharded):
-    with pytest.raises(AssertionError, match="sharded graph that is wrong"):
-        check_sharded_graph(OF_SHARDED_GRAPHS[fault](sharded))
 
 
 def last_before(placed):
@@ -258,7 +216,21 @@ OF_PLACED_GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("fault", OF_PLACED_GRAPHS)
-def test_a_placed_graph_that(fault, placed):
-    with pytest.raises(AssertionError, match="placed graph that is wrong"):
-        check_placed_graph(OF_PLACED_GRAPHS[fault](placed))
+LEVELS = {
+    "traced": (check_traced_step, "traced step", OF_TRACED_STEPS),
+    "cut": (check_cut_step, "cut step", OF_CUT_STEPS),
+    "graph": (check_task_graph, "task graph", OF_TASK_GRAPHS),
+    "sharded": (check_sharded_graph, "sharded graph", OF_SHARDED_GRAPHS),
+    "placed": (check_placed_graph, "placed graph", OF_PLACED_GRAPHS),
+}
+
+
+@pytest.mark.parametrize(
+    ("level", "fault"), [(level, fault) for level in LEVELS for fault in LEVELS[level][2]]
+)
+def test_a_level_that(level, fault, request):
+    check, text, faults = LEVELS[level]
+    value = request.getfixturevalue(level)
+    check(value)
+    with pytest.raises(AssertionError, match=f"{text} that is wrong"):
+        check(faults[fault](value))

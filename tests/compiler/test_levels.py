@@ -14,16 +14,11 @@ from jax import lax
 
 import mpmd
 from mpmd.compiler.cut_layers import cut_layers
-from mpmd.compiler.lower import lower
 from mpmd.compiler.place import place
-from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
-from mpmd.compiler.trace import trace
-from tests.support.parity import mesh_of
-from tests.support.specs import without_shardings
-
-GROUPS = 2
+from tests.support.levels import SUBMESHES, submeshes, traced_step, without_shardings
+from tests.support.models import planned
 
 
 def array(*shape, dtype=jnp.float32):
@@ -47,35 +42,24 @@ def sgd(weights, grads):
     return jax.tree.map(lambda w, g: lax.sub(w, lax.mul(g, lax.full_like(g, 0.5))), weights, grads)
 
 
-def plain(schedule):
+def plain(weights, xs):
     """Stochastic gradient descent."""
-
-    def step(weights, xs):
-        loss, grads = gradients(two_layers, weights, xs, schedule)
-        return sgd(weights, grads), loss
-
-    return step
+    loss, grads = gradients(two_layers, weights, xs, mpmd.Std1F1B(2))
+    return sgd(weights, grads), loss
 
 
 WEIGHTS = {"first": array(3, 4), "last": array(4, 2), "scale": array(5, 2)}
 XS = array(2, 5, 3)
 
 
-def traced(step, *args):
-    with mesh_of(GROUPS) as mesh:
-        return trace(CompileRequest(step, args, {}, mesh.abstract_submeshes))
-
-
 def cut(step, *args):
-    return cut_layers(traced(step, *args))
+    return cut_layers(traced_step(step, *args))
 
 
 def replicated(cut):
     """The graph of a cut step, with the specs and placements of one of which nothing is asked."""
     specs = without_shardings(cut)
-    with mesh_of(GROUPS) as mesh:
-        submeshes = mesh.abstract_submeshes
-    return place(shard(split(cut), submeshes, specs), submeshes, specs, {})
+    return place(shard(split(cut), SUBMESHES, specs), SUBMESHES, specs, {})
 
 
 def placed(step, *args):
@@ -117,7 +101,7 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_trace(file_regression, name):
-    file_regression.check(str(traced(*STEPS[name])))
+    file_regression.check(str(traced_step(*STEPS[name])))
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -170,11 +154,10 @@ def test_shard(file_regression, gather):
         return sgd(weights, grads), loss_value
 
     weights = {"first": array(3, 4), "last": array(4, 2)}
-    with mesh_of(GROUPS, data=2) as mesh:
-        submesh = mesh.abstract_submeshes
-        graph = split(cut_layers(trace(CompileRequest(step, (weights, array(2, 6, 3)), {}, submesh))))
+    meshes = submeshes(2, data=2)
+    graph = split(cut_layers(traced_step(step, weights, array(2, 6, 3), submeshes=meshes)))
     specs = dataclasses.replace(without_shardings(graph.step), arguments=((), ("data",), (None, "data")))
-    file_regression.check(str(shard(graph, submesh, specs, gather=gather)))
+    file_regression.check(str(shard(graph, meshes, specs, gather=gather)))
 
 
 def test_place(file_regression):
@@ -192,9 +175,5 @@ def test_place(file_regression):
 @pytest.mark.parametrize("donated", [True, False], ids=["donated", "kept"])
 def test_lower(file_regression, donated):
     """Tasks, messages, frees and donations."""
-    submeshes = [jax.sharding.AbstractMesh((1,), ("stage",))] * GROUPS
-    given_up = [donated] * 3 + [False]
-    request = CompileRequest(plain(mpmd.Std1F1B(2)), (WEIGHTS, XS), {}, submeshes, donated=given_up)
-    step = cut_layers(trace(request))
-    program = lower(replicated(step), submeshes, without_shardings(step))
-    file_regression.check(str(program.plan))
+    donate = 0 if donated else ()
+    file_regression.check(str(planned(plain, WEIGHTS, XS, donate_argnums=donate).plan))

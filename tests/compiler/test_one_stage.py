@@ -6,6 +6,7 @@ import pytest
 
 import mpmd
 from mpmd.ir.plan import Cell
+from tests.support.models import planned, sgd_step
 
 VALUES = jax.ShapeDtypeStruct((4, 2, 8), "float32")
 WEIGHT = jax.ShapeDtypeStruct((8, 8), "float32")
@@ -15,16 +16,12 @@ def train_step(schedule):
     def loss(w, x):
         return jnp.tanh(jnp.tanh(x @ w) @ w).sum()
 
-    def step(w, xs):
-        value, grad = mpmd.treduce(lambda x: jax.value_and_grad(loss)(w, x), xs, schedule, operation=mpmd.Add)
-        return w - grad, value
-
-    return step
+    return sgd_step(loss, schedule)
 
 
 def cells(step, *args):
     """The tasks of the loop, and the equations of what is outside."""
-    lowered = mpmd.jit(step, mpmd.AbstractMpmdMesh([{"data": 1}])).lower(*args)
+    lowered = planned(step, *args, groups=1)
     [program] = lowered.plan.programs
     outside = [
         eqn

@@ -1,7 +1,5 @@
 """Products that are only transposed have their operands exchanged, and compute the same values."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,14 +10,13 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from mpmd.compiler.jaxprs.canonical import canonical
-from mpmd.compiler.jaxprs.equations import subjaxprs
+from mpmd.compiler.jaxprs.equations import all_eqns
 from tests.support.effort import costly
 
 
 def names_of(jaxpr):
     """The primitives of all equations, those of bodies, too."""
-    inner = itertools.chain.from_iterable(names_of(body) for eqn in jaxpr.eqns for body in subjaxprs(eqn))
-    return [*(eqn.primitive.name for eqn in jaxpr.eqns), *inner]
+    return [eqn.primitive.name for eqn in all_eqns(jaxpr.eqns)]
 
 
 def rewritten(fun, *args):

@@ -1,5 +1,7 @@
 """Callbacks into Python: called as ``jax.jit`` calls them, once, in the order of the traced step."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +11,11 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.errors import CallbackError
-from mpmd.ir.plan import HostCall, Run
-from tests.support.models import batch, init, layer, make_step, mse, weights
-from tests.support.parity import assert_close, mesh_of
+from mpmd.ir.plan import HostCall
+from tests.support.models import batch, descend, layer, mse, planned, sgd_step, squares, weights
+from tests.support.parity import assert_close, assert_like_jit, mesh_of
 from tests.support.programs.scanned_layers import stacked
-from tests.support.programs.table import by_index, descend
+from tests.support.programs.table import by_index
 
 SCHEDULES = {"1F1B": mpmd.Std1F1B(2), "zero-bubble": mpmd.ZeroBubble(2)}
 
@@ -30,7 +32,7 @@ def step_of(tell, schedule=SCHEDULES["1F1B"]):
             h = mpmd.mark_stage_end(h)
             tell("mark", i, 0.5)
             tell("second", i, jax.lax.stop_gradient(h))
-            out = jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+            out = squares(layer(params[1], h), ys[i])
             tell("loss", i, out)
             return out
 
@@ -52,7 +54,7 @@ def in_order(step, mesh, seen, *args):
     jax.effects_barrier()
     wanted = list(seen)
     seen.clear()
-    compiled = mpmd.jit(step, mpmd_mesh=mesh)
+    compiled = mpmd.jit(step, mesh)
     for _ in range(2):
         assert_close(jax.block_until_ready(compiled(*args)), expected)
         called = list(seen)
@@ -69,10 +71,6 @@ def noting(seen, **options):
         jax.debug.callback(lambda i, v: seen.append((name, int(i), np.asarray(v))), i, value, **options)
 
     return tell
-
-
-def programs(step, mesh, *args):
-    return mpmd.jit(step, mpmd_mesh=mesh).compile(*args).plan.programs
 
 
 def arguments():
@@ -111,11 +109,9 @@ def test_scans_conditionals_and_remat(mesh):
     def loss(params, i, xs, ys):
         h = mpmd.mark_stage_end(layer(params[0], xs[i]))
         h = h + 0 * twice(jax.lax.stop_gradient(h), i)
-        return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+        return squares(layer(params[1], h), ys[i])
 
-    step = by_index(loss)
-
-    wanted = in_order(step, mesh, seen, *arguments())
+    wanted = in_order(by_index(loss), mesh, seen, *arguments())
     assert [(name, i) for name, i, _ in wanted[:5]] == [
         ("scan", 0), ("even", 0), ("scan", 1), ("odd", 1), ("odd", 0)
     ]  # fmt: skip
@@ -139,7 +135,7 @@ def test_scanned_layers_tell_on_their_groups(mesh, computed_again):
             return jax.lax.scan(once, h, layers)[0]
 
         run = jax.checkpoint(run) if computed_again == "all layers" else run
-        return jnp.mean((run(xs[i], params["layers"]) - ys[i]) ** 2)
+        return squares(run(xs[i], params["layers"]), ys[i])
 
     step = by_index(loss)
 
@@ -147,10 +143,60 @@ def test_scanned_layers_tell_on_their_groups(mesh, computed_again):
     wanted = in_order(step, mesh, seen, *args)
     tells = [
         [one for one in program.instructions if isinstance(one, HostCall)]
-        for program in programs(step, mesh, *args)
+        for program in planned(step, *args).plan.programs
     ]
     runs = 1 if computed_again == "nothing" else 2
     assert len(wanted) == 4 * 4 * runs and [len(of_group) for of_group in tells] == [4 * runs] * 2
+
+
+@pytest.mark.parametrize("kind", ["io_callback", "ordered", "pure_callback"])
+def test_a_callback_whose_result_is_read_runs_once_for_each_microbatch(mesh, kind):
+    seen = []
+
+    def note(index, value):
+        seen.append(("note", int(index)))
+        return value
+
+    def loss(params, i, xs, ys):
+        h = mpmd.mark_stage_end(layer(params[0], xs[i]))
+        value = jax.lax.stop_gradient(h[0, 0])
+        if kind == "pure_callback":
+            extra = jax.pure_callback(note, value, i, value)
+        else:
+            extra = io_callback(note, value, i, value, ordered=kind == "ordered")
+        return squares(layer(params[1], h), ys[i]) + extra
+
+    wanted = in_order(by_index(loss), mesh, seen, *arguments())
+    assert wanted == [("note", i) for i in range(4)]
+
+
+def test_callbacks_in_while_loops_and_with_returned_results_stay_where_they_are(mesh):
+    seen = []
+
+    def note(where, i):
+        seen.append((where, int(i)))
+        return np.int32(i)
+
+    def loss(params, i, xs, ys):
+        def body(n):
+            jax.debug.callback(note, "while", i)
+            return n + 1
+
+        h = mpmd.mark_stage_end(layer(params[0], xs[i]))
+        rounds = jax.lax.while_loop(lambda n: n < 2, body, jnp.int32(0))
+        return squares(layer(params[1], h), ys[i]) * rounds
+
+    def step(params, xs, ys):
+        def of_microbatch(i):
+            returned = io_callback(functools.partial(note, "returned"), jax.ShapeDtypeStruct((), "int32"), i)
+            return returned, jax.grad(loss)(params, i, xs, ys)
+
+        return mpmd.treduce_i(of_microbatch, len(xs), SCHEDULES["1F1B"], mpmd.Add)
+
+    assert_like_jit(mesh, step, *arguments())
+    jax.effects_barrier()
+    once = [("while", i) for i in range(4)] * 2 + [("returned", i) for i in range(4)]
+    assert sorted(seen) == sorted(once * 2)  # here and under plain JAX
 
 
 def test_groups_of_several_devices_call_once_with_the_whole_value():
@@ -158,7 +204,7 @@ def test_groups_of_several_devices_call_once_with_the_whole_value():
     step = step_of(noting(seen, ordered=True))
     with mesh_of(2, data=2) as mesh:
         specs = (None, P(None, "data"), P(None, "data"))
-        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=specs)
+        compiled = mpmd.jit(step, mesh, in_specs=specs)
         jax.block_until_ready(compiled(*arguments()))
     shapes = {name: value.shape for name, _, value in seen}
     assert len(seen) == 2 + 5 * 4
@@ -167,15 +213,15 @@ def test_groups_of_several_devices_call_once_with_the_whole_value():
 
 def test_a_function_without_a_loop(mesh):
     seen = []
-    state, _ = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)(init(weights(2)), *batch())
+    params, _ = mpmd.jit(sgd_step(mse, mpmd.Std1F1B(2)), mesh)(weights(2), *batch())
 
-    def norm(state):
-        total = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(state))
+    def norm(params):
+        total = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
         jax.debug.callback(lambda v: seen.append(float(v)), total)
         jax.debug.callback(lambda: seen.append("done"))
         return total
 
-    total = mpmd.jit(norm, mpmd_mesh=mesh)(state)
+    total = mpmd.jit(norm, mesh)(params)
     assert float(total) == pytest.approx(seen[0])
     assert seen[1:] == ["done"]
 
@@ -189,11 +235,9 @@ def test_what_functions_are_called_with(mesh):
         jax.debug.callback(lambda *a, **k: seen.append((a, k)), key, i, "text", flag=True, big=xs[i])
         io_callback(lambda v: seen.append(v), None, xs[i].astype(jnp.bfloat16))
         h = mpmd.mark_stage_end(layer(params[0], xs[i]))
-        return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+        return squares(layer(params[1], h), ys[i])
 
-    step = by_index(loss)
-
-    float(mpmd.jit(step, mpmd_mesh=mesh)(*arguments())[1])
+    float(mpmd.jit(by_index(loss), mesh)(*arguments())[1])
     assert len(seen) == 8
     (key, i, text), options = seen[2]
     assert (
@@ -209,7 +253,7 @@ def test_prints_name_stage_and_microbatch(mesh, capfd):
     def tell(name, i, value):
         jax.debug.print(name + " of {i} {{as it is}}", i=i)
 
-    float(mpmd.jit(step_of(tell), mpmd_mesh=mesh)(*arguments())[1])
+    float(mpmd.jit(step_of(tell), mesh)(*arguments())[1])
     lines = capfd.readouterr().out.splitlines()
     assert lines[:3] == [
         "before of -1 {as it is}",
@@ -226,21 +270,16 @@ def test_equal_stages_share_executables():
             h = layer(p, h)
             jax.debug.print("{} {}", stage, h[0, 0])
             h = mpmd.mark_stage_end(h) if stage < 3 else h
-        return jnp.mean((h - y) ** 2)
+        return squares(h, y)
 
-    with mesh_of(4) as mesh:
-        plan = (
-            mpmd.jit(make_step(loss, mpmd.Std1F1B(4)), mpmd_mesh=mesh)
-            .compile(init(weights(4)), *batch())
-            .plan
-        )
-    forwards = [
+    plan = planned(sgd_step(loss, mpmd.Std1F1B(4)), weights(4), *batch(), groups=4).plan
+    forwards = {
         run.executable for program in plan.programs[1:3] for run in program.runs if "fwd" in run.label
-    ]
-    assert len(set(forwards)) == 1
+    }
+    assert len(forwards) == 1
     tells = [i for i in plan.programs[1].instructions if isinstance(i, HostCall)]
     assert [str(tell.task) for tell in tells] == [f"fwd_1__{i}" for i in range(4)]
-    made = {name for i in plan.programs[1].instructions if isinstance(i, Run) for name in i.outputs}
+    made = {name for run in plan.programs[1].runs for name in run.outputs}
     assert all(set(tell.values) <= made for tell in tells)
 
 
@@ -291,11 +330,9 @@ def test_of_a_step_that_fails_all_that_was_told_is_called(mesh):
         h = mpmd.mark_stage_end(layer(params[0], xs[i]))
         h = h + 0 * jax.pure_callback(boom, jax.ShapeDtypeStruct((), jnp.float32), i.astype(jnp.float32))
         jax.debug.callback(lambda i, h: seen.append(("second", int(i))), i, h)
-        return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+        return squares(layer(params[1], h), ys[i])
 
-    step = by_index(loss, mpmd.GPipe(2))
-
-    total = mpmd.jit(step, mpmd_mesh=mesh)(*arguments())[1]
+    total = mpmd.jit(by_index(loss, mpmd.GPipe(2)), mesh)(*arguments())[1]
     with pytest.raises(mpmd.TaskError, match="fwd_1__2 failed on group 1"):
         float(total)
     called = [entry for entry in seen if entry[1] < 2]
@@ -317,7 +354,7 @@ def test_a_callback_may_read_results_and_may_not_run_steps(mesh):
         if name == "after":
             jax.debug.callback(note, i)
 
-    compiled = mpmd.jit(step_of(tell), mpmd_mesh=mesh)
+    compiled = mpmd.jit(step_of(tell), mesh)
     state = weights(2)
     for _ in range(3):
         state, total = compiled(state, *batch())

@@ -1,14 +1,12 @@
 """A carry means what lax.scan means by it, or is refused; see also the programs that carry something."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.ir.plan import Run, Task
-from tests.support.models import batch, weights
+from tests.compiler.split.test_split_backwards import Descending
+from tests.support.models import batch, planned, squares, weights
 from tests.support.parity import assert_close, assert_parity, mesh_of
 from tests.support.programs.carried import batch_norm, running_norm, statistics, through, with_gradients
 
@@ -63,42 +61,32 @@ def test_loops_without_gradients_and_of_any_length(schedule, num_microbatches):
     assert_parity(step, (weights(2), statistics(2)), *batch(num_microbatches), mesh=mesh_of(2))
 
 
-def test_a_forward_reads_what_the_one_before_it_made(mesh):
+def test_a_forward_reads_what_the_one_before_it_made():
     """So every reader of the plan has the microbatches of a stage in their order."""
     step, state = step_of(through(batch_norm, 2), mpmd.GPipe(2)), (weights(2), statistics(2))
-    plan = mpmd.jit(step, mpmd_mesh=mesh).compile(state, *batch(4)).plan
-    runs = {str(i.task): i for i in plan.programs[0].instructions if isinstance(i, Run)}
+    plan = planned(step, state, *batch(4)).plan
+    runs = {str(run.task): run for run in plan.programs[0].runs}
     for microbatch in range(1, 4):
         handed = set(runs[f"fwd_0__{microbatch - 1}"].outputs) & set(runs[f"fwd_0__{microbatch}"].inputs)
         assert len(handed) == 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Backwards(mpmd.Schedule):
-    """The last microbatch first."""
-
-    def tasks(self, num_microbatches):
-        order = range(num_microbatches - 1, -1, -1)
-        return [[Task(kind, s, i) for kind in ("fwd", "bwd") for i in order] for s in range(self.num_stages)]
-
-
 def refused(loss, schedule=None):
-    step, state = step_of(loss, schedule), (weights(2), statistics(2))
-    with mesh_of(2) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        mpmd.jit(step, mpmd_mesh=mesh).compile(state, *batch(4))
+    with pytest.raises(mpmd.CompileError) as caught:
+        planned(step_of(loss, schedule), (weights(2), statistics(2)), *batch(4))
     return str(caught.value)
 
 
 def test_a_schedule_in_another_order_is_refused():
-    message = refused(through(batch_norm, 2), Backwards(2, 2))
-    assert "Backwards" in message and "runs fwd_0__3 before fwd_0__2" in message and "carried" in message
+    message = refused(through(batch_norm, 2), Descending(2, 2))
+    assert "Descending" in message and "runs fwd_0__3 before fwd_0__2" in message and "carried" in message
 
 
 def test_a_value_that_a_later_stage_updates_is_refused():
     def loss(params, carry, x, y):
         h = mpmd.mark_stage_end(jnp.tanh(x @ params[0]["w"] + carry[0]["mean"]))
         h = jnp.tanh(h @ params[1]["w"])
-        return jnp.mean((h - y) ** 2), [carry[0] | {"mean": h.mean(0)}, carry[1]]
+        return squares(h, y), [carry[0] | {"mean": h.mean(0)}, carry[1]]
 
     message = refused(loss)
     assert "reads, in fwd_0, a value that treduce carries" in message and "and fwd_1 updates it" in message
@@ -114,7 +102,7 @@ def scaled(h, scale):
 scaled.defvjp(lambda h, scale: (h, scale), lambda scale, g: (g * scale, jnp.zeros_like(scale)))
 
 
-def test_a_backward_in_halves_that_both_read_a_carried_value_is_refused(mesh):
+def test_a_backward_in_halves_that_both_read_a_carried_value_is_refused():
     """The gradient of a stage's input needs what the gradient of its weights updates."""
 
     def step(state, xs, ys):
@@ -124,7 +112,7 @@ def test_a_backward_in_halves_that_both_read_a_carried_value_is_refused(mesh):
             def loss(params):
                 x, y = microbatch
                 h = mpmd.mark_stage_end(jnp.tanh(x @ params[0]["w"]))
-                return jnp.mean((scaled(h, scale) @ params[1]["w"] - y) ** 2)
+                return squares(scaled(h, scale) @ params[1]["w"], y)
 
             value, grads = jax.value_and_grad(loss)(params)
             return scale + jnp.sum(grads[1]["w"] ** 2), (value, grads)
@@ -133,7 +121,7 @@ def test_a_backward_in_halves_that_both_read_a_carried_value_is_refused(mesh):
         return (params, scale), results
 
     with pytest.raises(mpmd.CompileError, match=r"ZeroBubble.* splits backwards"):
-        mpmd.jit(step, mpmd_mesh=mesh).compile((weights(2), jnp.float32(1)), *batch(4))
+        planned(step, (weights(2), jnp.float32(1)), *batch(4))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 import mpmd
 from mpmd.checking.judge import Check, LeafCheck, Verdict
+from tests.support.models import squares
 from tests.support.parity import mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -30,7 +31,7 @@ def loss_fn(params, x, y, dtype=jnp.float32):
         x = block(jax.tree.map(lambda leaf: leaf.astype(dtype), layer), x)
         if i < len(params) - 1:
             x = mpmd.mark_stage_end(x)
-    return jnp.mean((x.astype(jnp.float32) - y) ** 2)
+    return squares(x.astype(jnp.float32), y)
 
 
 def make_step(optimizer, dtype=jnp.float32, fault=lambda grads: grads):
@@ -176,8 +177,6 @@ def test_what_cannot_be_compared(sgd):
         mpmd.check(sgd, lambda *args: step(*args)[1], *given)
     with pytest.raises(ValueError, match=r"result\[1\] is float32\[\], and the reference's is float16\[\]"):
         mpmd.check(sgd, lambda *args: (step(*args)[0], jnp.float16(0)), *given)
-    with pytest.raises(ValueError, match="steps must be a whole number of at least 1, not 0"):
-        mpmd.check(sgd, step, *given, steps=0)
     with pytest.raises(TypeError, match="step must be a step"):
         mpmd.check(step, sgd, *given)
 

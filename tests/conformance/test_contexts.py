@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from tests.support.models import batch, init, layer, make_step, weights
+from tests.support.models import batch, layer, sgd_step, squares, weights
 from tests.support.parity import assert_close
 
 
@@ -23,35 +23,34 @@ log_of_positive.defvjp(
 
 def harmless(params, x, y):
     h = mpmd.mark_stage_end(log_of_positive(layer(params[0], x)))
-    return jnp.mean((log_of_positive(layer(params[1], h)) - y) ** 2)
+    return squares(log_of_positive(layer(params[1], h)), y)
 
 
 def forward_fault(params, x, y):
     h = mpmd.mark_stage_end(layer(params[0], x))
     bad = jnp.where(x[0, 0] == batch()[0][2, 0, 0], jnp.nan, 1.0)
-    return jnp.mean((layer(params[1], h) * bad - y) ** 2)
+    return squares(layer(params[1], h) * bad, y)
 
 
 def overflow(params, x, y):
     h = mpmd.mark_stage_end(layer(params[0], x) + 2e38 + 2e38)
-    return jnp.mean((layer(params[1], h) - y) ** 2)
+    return squares(layer(params[1], h), y)
 
 
 def call(mesh, loss):
-    step = mpmd.jit(make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
-    return step, (init(weights(2)), *batch())
+    return mpmd.jit(sgd_step(loss, mpmd.Std1F1B(2)), mesh), (weights(2), *batch())
 
 
 @pytest.mark.usual("True")
 @pytest.mark.parametrize("globally", [False, True])
 def test_nans_name_task_group_and_value(mesh, globally):
     step, args = call(mesh, forward_fault)
-    assert np.isnan(float(step(*args)[1][0]))  # nobody asked
+    assert np.isnan(float(step(*args)[1]))  # nobody asked
     if globally:
         jax.config.update("jax_debug_nans", True)
     try:
         with jax.debug_nans(True):
-            total = step(*args)[1][0]
+            total = step(*args)[1]
     finally:
         jax.config.update("jax_debug_nans", False)
     with pytest.raises(
@@ -60,19 +59,19 @@ def test_nans_name_task_group_and_value(mesh, globally):
         float(total)
     assert isinstance(caught.value, FloatingPointError | mpmd.TaskError)
     assert (caught.value.mpmd_idx, caught.value.label.split("__")[1][0]) == (1, "2")
-    assert np.isnan(float(step(*args)[1][0]))
+    assert np.isnan(float(step(*args)[1]))
 
 
 def test_infinities_are_errors_of_their_own(mesh):
     step, args = call(mesh, overflow)
     said = r"fwd_0__0 on group 0 made a value with inf: fwd_0__0\.\d: float32\[.*\], sent to group 1"
     with jax.debug_infs(True), pytest.raises(mpmd.TaskError, match=said):
-        float(step(*args)[1][0])
+        float(step(*args)[1])
 
 
 def test_what_jit_does_not_report_is_not_reported(mesh):
     step, args = call(mesh, harmless)
-    expected = jax.jit(make_step(harmless, mpmd.Std1F1B(2)))
+    expected = jax.jit(sgd_step(harmless, mpmd.Std1F1B(2)))
     with jax.debug_nans(True), jax.debug_infs(True):
         assert_close(jax.block_until_ready(step(*args)), expected(*args))
 
@@ -87,7 +86,7 @@ def test_what_was_told_before_is_called(mesh):
 
     step, args = call(mesh, loss)
     with jax.debug_nans(True), pytest.raises(mpmd.TaskError):
-        float(step(*args)[1][0])
+        float(step(*args)[1])
     assert len(seen) == 3 and np.isnan(seen[-1])
 
 
@@ -98,9 +97,9 @@ def step_with_noise(traced):
         traced.append(jax.config.jax_default_matmul_precision)
         h = mpmd.mark_stage_end(layer(params[0], x))
         noise = jax.random.normal(jax.random.PRNGKey(0), h.shape)
-        return jnp.mean((layer(params[1], h) + noise - y) ** 2)
+        return squares(layer(params[1], h) + noise, y)
 
-    return make_step(loss, mpmd.Std1F1B(2))
+    return sgd_step(loss, mpmd.Std1F1B(2))
 
 
 CONTEXTS = {
@@ -117,31 +116,31 @@ CONTEXTS = {
 def test_a_step_is_compiled_for_each_context(mesh, context):
     traced = []
     fun = step_with_noise(traced)
-    step = mpmd.jit(fun, mpmd_mesh=mesh)
-    args = (init(weights(2)), *batch())
-    outside = step(*args)[1][0]
+    step = mpmd.jit(fun, mesh)
+    args = weights(2), *batch()
+    outside = step(*args)[1]
     counts = [len(traced)]
     with context():
-        inside = step(*args)[1][0]
+        inside = step(*args)[1]
         counts.append(len(traced))
-        assert_close(inside, jax.jit(lambda *args: fun(*args))(*args)[1][0])
+        assert_close(inside, jax.jit(lambda *args: fun(*args))(*args)[1])
     del traced[counts[-1] :]
     assert counts[1] > counts[0]
-    assert_close(step(*args)[1][0], outside)
+    assert_close(step(*args)[1], outside)
     with context():
-        assert_close(step(*args)[1][0], inside)
+        assert_close(step(*args)[1], inside)
     assert len(traced) == counts[1]
 
 
 def test_meshes_and_devices_of_the_caller_compile_nothing(mesh):
     traced = []
-    step = mpmd.jit(step_with_noise(traced), mpmd_mesh=mesh)
-    args = (init(weights(2)), *batch())
-    outside = step(*args)[1][0]
+    step = mpmd.jit(step_with_noise(traced), mesh)
+    args = weights(2), *batch()
+    outside = step(*args)[1]
     count = len(traced)
     ambient = jax.make_mesh((2,), ("other",))
     with jax.set_mesh(ambient):
-        assert_close(step(*args)[1][0], outside)
+        assert_close(step(*args)[1], outside)
     with jax.default_device(jax.devices()[1]), jax.debug_nans(True):
-        assert_close(step(*args)[1][0], outside)
+        assert_close(step(*args)[1], outside)
     assert len(traced) == count

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, reshard
+from jax.sharding import AxisType, Mesh, reshard
 from jax.sharding import PartitionSpec as P
 
 import mpmd
@@ -21,7 +21,8 @@ from tests.support.explicit import (
     make_step,
     residual,
 )
-from tests.support.parity import assert_close
+from tests.support.models import descend, mse, sgd_step, squares
+from tests.support.parity import assert_like_jit
 
 
 @pytest.fixture
@@ -65,27 +66,14 @@ def test_weights_are_gathered_once_and_sums_stay_in_parts(groups, partial_sums):
 def test_axes_of_both_types(types):
     block = residual if types[1] is AxisType.Explicit else lambda p, h: jnp.tanh(h @ p["w"])
 
-    def step(params, x, y):
-        def loss(params, x, y):
-            h = mpmd.mark_stage_end(block(params[0], x))
-            return jnp.mean((block(params[1], h) - y) ** 2)
-
-        grad = jax.value_and_grad(loss)
-        loss, grads = mpmd.treduce(
-            lambda mb: grad(params, *mb), (x, y), schedule=mpmd.Std1F1B(2), operation=mpmd.Add
-        )
-        return jax.tree.map(lambda p, g: p - g, params, grads), loss
+    def loss(params, x, y):
+        return mse(params, x, y, block)
 
     args = [{"w": draws(8, 8, seed=i)} for i in (1, 2)], draws(4, 4, 8, seed=3), draws(4, 4, 8, seed=4)
-    submesh = grid(1, 2, types=types)
-    with jax.set_mesh(submesh):
-        put = jax.tree.map(
-            lambda x, s: jax.device_put(x, NamedSharding(submesh, s)), args, ([{"w": P()}] * 2, ROWS, ROWS)
-        )
-        expected = jax.jit(step)(*put)
+    specs = [{"w": P()}] * 2, ROWS, ROWS
     with mpmd.MpmdMesh(grid(2, 2, types=types), "stage") as mesh:
-        actual = mpmd.jit(step, mpmd_mesh=mesh, in_specs=(P(), ROWS, ROWS))(*args)
-        assert_close(actual, expected)
+        step = sgd_step(loss, mpmd.Std1F1B(2))
+        assert_as_on_one_group(mesh, step, args, specs, grid(1, 2, types=types))
 
 
 def test_groups_of_other_sizes():
@@ -109,7 +97,7 @@ def test_scanned_layers_are_cut_with_their_types(groups):
 
             h = params["table"].at[tokens].get(out_sharding=P("fsdp", None))
             h, _ = jax.lax.scan(body, h, params["layers"])
-            return jnp.mean((h - targets) ** 2), h
+            return squares(h, targets), h
 
         (losses, hidden), grads = mpmd.treduce(
             lambda mb: jax.value_and_grad(loss, has_aux=True)(params, *mb),
@@ -117,7 +105,7 @@ def test_scanned_layers_are_cut_with_their_types(groups):
             schedule=mpmd.Std1F1B(2),
             operation=mpmd.Add,
         )
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), (losses, hidden)
+        return descend(params, grads), (losses, hidden)
 
     (params, *data), (specs, *of_data) = arguments()
     args = {**params, "layers": draws(4, 8, 8, seed=1)}, *data
@@ -140,21 +128,16 @@ def test_scanned_layers_are_cut_with_their_types(groups):
 def test_what_is_sharded_within_the_step_alone(groups):
     """Without specs of arguments."""
 
+    def loss(params, x):
+        h = mpmd.mark_stage_end(jnp.tanh(x @ params[0]))
+        return jnp.sum(jnp.tanh(h @ params[1]) ** 2)
+
     def step(params, x):
-        x = reshard(x, ROWS)
-
-        def loss(params, x):
-            h = mpmd.mark_stage_end(jnp.tanh(x @ params[0]))
-            return jnp.sum(jnp.tanh(h @ params[1]) ** 2)
-
-        grad = jax.value_and_grad(loss)
-        return mpmd.treduce(lambda x: grad(params, x), x, schedule=mpmd.Std1F1B(2), operation=mpmd.Add)
+        return sgd_step(loss, mpmd.Std1F1B(2))(params, reshard(x, ROWS))
 
     args = [draws(8, 8, seed=i) for i in (1, 2)], draws(4, 4, 8, seed=3)
-    compiled = mpmd.jit(step, mpmd_mesh=groups)
     with jax.set_mesh(grid(1, 2)):
-        assert_close(compiled(*args), jax.jit(step)(*args))
-    loaded = compiled.compile(*args)
+        loaded = assert_like_jit(groups, step, *args)
     assert loaded.plan.executable("fwd_0").out_specs[0] == ("fsdp",)
 
 
@@ -168,7 +151,7 @@ def test_functions_without_a_loop(groups):
         assert jax.typeof(x).sharding.spec == P("fsdp")
         return x * 2
 
-    again = mpmd.jit(doubled, mpmd_mesh=groups)(made)
+    again = mpmd.jit(doubled, groups)(made)
     assert again.spec == P("fsdp")
     np.testing.assert_array_equal(again, np.arange(8.0) * 2)
 
@@ -192,7 +175,7 @@ def test_sharded_microbatches_are_gathered(groups):
 
     args = [draws(8, 4), draws(4, 8, seed=1)], draws(4, 4, 8, seed=2)
     specs = P(), P(None, "fsdp")
-    assert_close(mpmd.jit(step, groups, in_shardings=specs)(*args), jax.jit(step)(*args))
+    assert_like_jit(groups, step, *args, in_shardings=specs)
 
 
 def test_meshes_that_cannot_be_those_of_groups():

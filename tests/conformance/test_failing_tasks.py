@@ -1,19 +1,15 @@
 """A task that fails on the host is named, the state before it is still there, and what follows says why."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mpmd
-from tests.support.models import batch, layer, weights
+from tests.support.models import batch, layer, mse, sgd_step, squares, weights
 from tests.support.parity import assert_close
-from tests.support.programs.table import by_index, descend, trains
+from tests.support.programs.table import by_index
 
-
-def train(state, xs, ys):
-    total, grads = trains(state, (xs, ys), stages=2)
-    return descend(state, grads), total
+train = sgd_step(mse, mpmd.Std1F1B(2))
 
 
 class Explosion(ArithmeticError):
@@ -38,7 +34,7 @@ def fails_in_forward(check):
     def loss(params, i, xs, ys):
         h = mpmd.mark_stage_end(layer(params[0], xs[i]))
         h = h + 0 * check(jax.lax.stop_gradient(h), i)
-        return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+        return squares(layer(params[1], h), ys[i])
 
     return loss
 
@@ -52,7 +48,7 @@ def fails_in_backward(check):
 
     def loss(params, i, xs, ys):
         h = mpmd.mark_stage_end(through(layer(params[0], xs[i]), i))
-        return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+        return squares(layer(params[1], h), ys[i])
 
     return loss
 
@@ -82,18 +78,18 @@ FAILING = {
 def test_a_failing_task_says_which_it_is(mesh, said, make):
     hot: list[int] = []  # the microbatches that fail; outside of the loop, 0 stands for all
     step = make(explode_when(lambda index: index in hot))
-    compiled = mpmd.jit(step, mpmd_mesh=mesh)
+    compiled = mpmd.jit(step, mesh)
     state, total = compiled(weights(2), *batch())
-    jax.tree.map(lambda array: array.block_until_ready(), state)  # the loss is there before the rest
+    jax.block_until_ready(state)  # the loss is there before the rest
     hot.append(2 if "wd_" in said else 0)
     lost, total = compiled(state, *batch())
     with pytest.raises(mpmd.TaskError, match=f"(?s){said}.*too hot") as caught:
-        jax.tree.map(lambda array: array.block_until_ready(), (lost, total))
+        jax.block_until_ready((lost, total))
     # Short, and without equations: a traceback of the callback has a line for each of its frames.
     assert caught.value.__cause__ is not None and len(str(caught.value).splitlines()) < 30
     hot.clear()
     with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
-        jax.tree.map(lambda array: array.block_until_ready(), compiled(lost, *batch()))
+        jax.block_until_ready(compiled(lost, *batch()))
     assert_close(compiled(state, *batch()), compiled(state, *batch()), 0)
 
 

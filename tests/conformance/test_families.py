@@ -1,12 +1,10 @@
 """Every family of schedules trains with the numbers of plain JAX."""
 
-import jax
-import numpy as np
 import pytest
 
 import mpmd
 from mpmd.schedules.families import FAMILIES, build
-from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.models import batch, init, make_step, mse, planned, sgd_step, weights
 from tests.support.parity import assert_parity, mesh_of
 
 TRAINING = [name for name in FAMILIES if name != "ForwardOnly"]
@@ -23,23 +21,21 @@ def test_training(name, groups, microbatches):
     assert all(len(leaf.mpmd_idxs) == 1 for leaf in parameters)
 
 
-def test_a_fused_steady_state():
-    step = make_step(mse, mpmd.Eager1F1B(3, fuse_steady_state=True))
-    loaded = assert_parity(step, init(weights(3)), *batch(5), mesh=mesh_of(3))
+TEXT = """
+0  F0 F1 .  B0--- A1 W1
+1  .  F0 B0--- F1+B1---
+"""
+
+
+def test_a_schedule_that_is_written_down_as_text():
+    step = make_step(mse, mpmd.CustomSchedule.from_text(TEXT))
+    loaded = assert_parity(step, init(weights(2)), *batch(2), mesh=mesh_of(2))
     assert any("+bwd" in executable.name for executable in loaded.plan.executables)
+    with pytest.raises(mpmd.CompileError, match="of 2 microbatches, got num_microbatches=3"):
+        planned(step, init(weights(2)), *batch(3))
 
 
-def test_forward_only_evaluates_and_refuses_gradients():
-    def evaluate(params, xs, ys):
-        return mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), mpmd.ForwardOnly(3, 3), operation=mpmd.Add)
-
-    xs, ys = batch(5)
-    with mesh_of(3) as mesh:
-        compiled = mpmd.jit(evaluate, mpmd_mesh=mesh)
-        expected = jax.jit(evaluate)(weights(3), xs, ys)
-        np.testing.assert_allclose(np.asarray(compiled(weights(3), xs, ys)), expected, rtol=1e-6)
-        training = mpmd.jit(make_step(mse, mpmd.ForwardOnly(3, 3)), mpmd_mesh=mesh)
-        with pytest.raises(
-            mpmd.CompileError, match=r"runs forwards only, but the loop at .* takes gradients"
-        ):
-            training(init(weights(3)), xs, ys)
+def test_forward_only_refuses_gradients():
+    said = r"runs forwards only, but the loop at .* takes gradients"
+    with pytest.raises(mpmd.CompileError, match=said):
+        planned(sgd_step(mse, mpmd.ForwardOnly(3, 3)), weights(3), *batch(5), groups=3)

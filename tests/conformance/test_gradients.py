@@ -1,5 +1,7 @@
 """``value_and_grad`` of batches cut into microbatches, against ``jax.value_and_grad`` of the whole batch."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from mpmd.ir.plan import Cell
 from mpmd.language.decisions import Decisions, decided
 from tests.support.collectives import collectives_of
 from tests.support.explicit import draws, grid
-from tests.support.models import WIDTH, layer, mse, weights
+from tests.support.models import WIDTH, descend, layer, mse, planned, squares, weights
 from tests.support.parity import assert_close, assert_parity_on, mesh_of
 
 ROWS = 12
@@ -41,7 +43,7 @@ def assert_like_jax(loss, *arguments, has_aux=False, tolerance=2e-5, **options):
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_mean(n):
-    """Also where nothing is compiled; ``grad`` gives the gradients alone."""
+    """``grad`` gives the gradients alone."""
     actual = assert_like_jax(mse, weights(2), X, Y, num_microbatches=n)
     assert_close(mpmd.grad(mse, num_microbatches=n)(weights(2), X, Y), actual[1])
 
@@ -112,7 +114,7 @@ def test_weights_of_half_precision_keep_their_range():
 def test_several_arguments_and_those_given_by_name():
     def loss(x, first, last, y, *, scale, name):
         assert name == "a string" and isinstance(scale, float)
-        return scale * jnp.mean((layer(last, layer(first, x)) - y) ** 2)
+        return scale * squares(layer(last, layer(first, x)), y)
 
     arguments, named = (X, *weights(2), Y), {"scale": 0.5, "name": "a string"}
     actual = mpmd.value_and_grad(loss, (2, 1), num_microbatches=4)(*arguments, **named)
@@ -156,7 +158,7 @@ def with_aux(params, x, y):
         "norm": jnp.mean(h**2),
         "features": jnp.mean(h, 0).astype(jnp.bfloat16),
     }
-    return jnp.mean((h - y) ** 2), aux
+    return squares(h, y), aux
 
 
 @pytest.mark.parametrize("n", [1, 4])
@@ -194,7 +196,7 @@ def test_auxiliary_output_by_operations():
     def loss(params, x, y):
         h = layer(params, x)
         aux = {"count": len(x), "largest": h.max(), "each": h.mean(), "rest": (h.mean(), h)}
-        return jnp.mean((h - y) ** 2), aux
+        return squares(h, y), aux
 
     rules = {"count": mpmd.Add, "largest": mpmd.Max, "each": mpmd.Concat(), "rest": None}
     differentiate = mpmd.value_and_grad(loss, has_aux=True, num_microbatches=4, aux_reduction=rules)
@@ -215,37 +217,29 @@ def test_no_auxiliary_output_and_an_empty_one():
 # In a pipeline.
 
 
+def counted_step(params, *data, n=3):
+    def loss(params, x, y, counted):
+        return counted_mean(params[1], mpmd.mark_stage_end(layer(params[0], x)), y, counted)
+
+    options = {"num_microbatches": n, "schedule": mpmd.Std1F1B(2), "reduction": how_many}
+    value, grads = mpmd.value_and_grad(loss, **options)(params, *data)
+    return descend(params, grads), value
+
+
 def test_weights_are_no_messages():
     """Each group computes them of what is counted, before the loop."""
 
-    def step(params, x, y, counted):
-        def loss(params, x, y, counted):
-            h = mpmd.mark_stage_end(layer(params[0], x))
-            return counted_mean(params[1], h, y, counted)
-
-        return mpmd.value_and_grad(loss, num_microbatches=4, schedule=mpmd.Std1F1B(2), reduction=how_many)(
-            params, x, y, counted
-        )
-
-    lowered = mpmd.jit(step, mpmd.AbstractMpmdMesh({"stage": 2}, "stage")).lower(weights(2), X, Y, COUNTED)
-    sent = [value for edge in mpmd.explain(lowered).edges for value in edge.values]
+    step = functools.partial(counted_step, n=4)
+    edges = mpmd.explain(planned(step, weights(2), X, Y, COUNTED)).edges
+    sent = [value for edge in edges for value in edge.values]
     assert {(value.aval.shape, value.count) for value in sent} == {((3, WIDTH), 4)}
 
 
 def test_weights_of_sharded_rows():
     """Gradients times the weight of their microbatch are summed over the devices after the loop, too."""
-
-    def loss(params, x, y, counted):
-        return counted_mean(params[1], mpmd.mark_stage_end(layer(params[0], x)), y, counted)
-
-    def step(params, *data):
-        options = {"num_microbatches": 3, "schedule": mpmd.Std1F1B(2), "reduction": how_many}
-        value, grads = mpmd.value_and_grad(loss, **options)(params, *data)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
-
     with mesh_of(2, data=2) as mesh:
         specs = (P(), P("data"), P("data"), P("data"))
-        loaded = assert_parity_on(mesh, step, weights(2), X, Y, COUNTED, in_specs=specs)
+        loaded = assert_parity_on(mesh, counted_step, weights(2), X, Y, COUNTED, in_specs=specs)
         in_loop, _ = collectives_of(loaded, mesh)
     # The loss itself divides by what counts on all devices.
     assert {shape for found in in_loop.values() for c in found for shape in c.shapes} <= {()}
@@ -283,7 +277,7 @@ def test_rows_along_explicit_axes():
 
 def decided_step(params, x, y):
     loss, grads = mpmd.value_and_grad(mse)(params, x, y)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+    return descend(params, grads), loss
 
 
 def test_what_a_plan_decides(mesh):
@@ -314,12 +308,6 @@ def loss_of_two(params, x, y):
     ("options", "arguments", "error", "message"),
     [
         ({"num_microbatches": 5}, (X, Y), ValueError, r"12 rows do not divide into 5 .*args\[1\] has shape"),
-        (
-            {"num_microbatches": 0},
-            (X, Y),
-            ValueError,
-            r"num_microbatches .* at least 1, or None, not 0",
-        ),
         ({}, (X, Y[:4]), ValueError, r"same number of rows, and args\[1\].* args\[2\].*batch_argnums"),
         ({"batch_argnums": (0, 1)}, (X, Y), ValueError, r"args\[0\] is differentiated .* and cut"),
         (

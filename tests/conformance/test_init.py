@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.arguments.signature import CallSignature
 from mpmd.step.initialize import compile_init
-from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.models import batch, init, make_step, mse, sgd_step, weights
 from tests.support.parity import assert_replicas_equal, compiles, mesh_of, raw, uneven_mesh_of
-from tests.support.programs.table import descend, loop, trains
+from tests.support.plans import sent_values
 from tests.support.tied import (
     GROUPS,
     TOKENS,
@@ -126,8 +126,7 @@ def test_what_several_groups_want_is_drawn_once_and_each_group_makes_its_share(m
     compiled = compile_init(init_fn, call, step.argument_leaves(), mesh)
     assert draws(compiled) == [0]
     plan = compiled.program.plan
-    sent = [value for program in plan.programs for i in program.instructions for value in sends(i)]
-    sizes = [math.prod(plan.avals()[name].shape) for name in sent]
+    sizes = [math.prod(aval.shape) for aval in sent_values(plan)]
     key_numbers = 2  # a release of JAX sends a key as one typed value, another one its two numbers
     assert [size for size in sizes if size > key_numbers] == [TOKENS * WIDTH]
     layer = 3 * 4 * (WIDTH * WIDTH + WIDTH)  # with two moments
@@ -135,10 +134,6 @@ def test_what_several_groups_want_is_drawn_once_and_each_group_makes_its_share(m
     peaks = compiled.verified.live_bytes
     for peak, share in zip(peaks, [layer + 3 * embedding, layer, layer + embedding], strict=True):
         assert share <= peak < share + 100, "a group holds more than its share"
-
-
-def sends(instruction):
-    return instruction.values if type(instruction).__name__ == "Send" else ()
 
 
 def test_arguments_may_become_parts_of_the_state(step):
@@ -159,8 +154,7 @@ def test_arguments_may_become_parts_of_the_state(step):
 
 def test_any_argument():
     def step(xs, state, ys):
-        loss, grads = trains(state, (xs, ys), stages=2)
-        return loss, descend(state, grads)
+        return sgd_step(mse, mpmd.Std1F1B(2))(state, xs, ys)[::-1]
 
     with mesh_of(2) as mesh:
         xs, ys = batch()
@@ -180,8 +174,7 @@ def test_any_argument():
 
 def test_what_the_step_does_not_read_is_on_group_0():
     def step(state, xs, ys):
-        loss, grads = loop(lambda x, y: jax.value_and_grad(mse)(state["params"], x, y), (xs, ys), 2)
-        params = descend(state["params"], grads)
+        params, loss = sgd_step(mse, mpmd.Std1F1B(2))(state["params"], xs, ys)
         return {**state, "params": params, "unread": jnp.zeros(3)}, loss
 
     def init():
@@ -271,10 +264,7 @@ def test_a_model_that_marks_its_stages_may_be_called_for_its_shapes(step):
 def test_state_that_groups_hold_is_sharded_anew_for_another_step(fun):
     """Also where the function returns it as it is."""
 
-    def step(params, xs, ys):
-        return descend(params, loop(lambda x, y: jax.grad(mse)(params, x, y), (xs, ys), 2))
-
-    params = weights(2)
+    step, params = sgd_step(mse, mpmd.Std1F1B(2)), weights(2)
     with mesh_of(2, model=2) as mesh:
         whole, divided = (
             mpmd.jit(step, mesh, in_specs=(spec, P(), P())).compile(params, *batch())

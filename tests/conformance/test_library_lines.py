@@ -12,6 +12,7 @@ import pytest
 
 import mpmd
 from mpmd.errors import CompileError
+from tests.support.models import planned
 
 LIBRARY = """
 import jax, mpmd
@@ -46,15 +47,11 @@ def library(request, tmp_path, monkeypatch):
 PARAMS, X = [np.ones((4, 4), np.float32)] * 4, np.ones((8, 4), np.float32)
 
 
-def step_of(loss):
+def lowered(loss):
     def step(params, x):
         return mpmd.value_and_grad(loss, num_microbatches=2, schedule=mpmd.Std1F1B(2))(params, x)
 
-    return step
-
-
-def lowered(loss):
-    return mpmd.jit(step_of(loss), mpmd.AbstractMpmdMesh({"stage": 2}, "stage")).lower(PARAMS, X)
+    return planned(step, PARAMS, X)
 
 
 @pytest.mark.usual("site-packages-block", "site-packages-jitted", "site-packages-rematerialised")

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, batch, mse, shrink, weights
+from tests.support.models import BATCH, ROW_SPECS, WIDTH, batch, mse, planned, shrink, weights
 from tests.support.parity import assert_close, compiles, mesh_of
 
 plain = jax.jit(shrink)
@@ -21,10 +21,6 @@ def wide():
     """Groups of two devices each."""
     with mesh_of(2, data=2) as mesh:
         yield mesh
-
-
-def copy(tree):
-    return jax.tree.map(jnp.copy, tree)
 
 
 def specs_of(tree):
@@ -98,13 +94,12 @@ def test_other_keywords_say_what_to_use(mesh, keyword, advice):
 
 
 def test_specs_are_called_shardings_too(wide):
-    shardings = (P(), P(None, "data"), P(None, "data"))
-    step = mpmd.jit(shrink, wide, in_shardings=shardings, out_shardings=(P("data"), P()))
+    step = mpmd.jit(shrink, wide, in_shardings=ROW_SPECS, out_shardings=(P("data"), P()))
     state, total = step(weights(2), *batch())
     assert_close((state, total), plain(weights(2), *batch()))
     assert specs_of(state) == {P("data")}
     with pytest.raises(ValueError, match="in_specs and in_shardings are two names"):
-        mpmd.jit(shrink, wide, in_specs=shardings, in_shardings=shardings)
+        mpmd.jit(shrink, wide, in_specs=ROW_SPECS, in_shardings=ROW_SPECS)
     with pytest.raises(ValueError, match="out_specs and out_shardings are two names"):
         mpmd.jit(shrink, wide, out_specs=P(), out_shardings=P())
 
@@ -142,21 +137,12 @@ def test_arrays_give_the_sharding_that_they_carry(wide):
     assert_close((new, total), plain(once, *batch()))
 
 
-def test_shapes_carry_shardings_too(wide):
-    """A shape needs no devices for it."""
-    abstract = wide.jax_mesh.abstract_mesh
-    state = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=NamedSharding(abstract, P(None, "data"))
-        ),
-        [stage["w"] for stage in weights(2)],
-    )
-
-    def average(state):
-        return jax.tree.map(lambda w: w * 0.5, state)
-
-    compiled = mpmd.jit(average, wide).compile(state)
-    assert {leaf.spec for leaf in compiled.argument_leaves(0)} == {(None, "data")}
+def test_shapes_carry_shardings_too():
+    """Which needs no devices."""
+    sharding = NamedSharding(jax.sharding.AbstractMesh((2,), ("data",)), P(None, "data"))
+    data = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in batch()]
+    lowered = planned(shrink, weights(2), *data, axes={"data": 2})
+    assert [leaf.spec for leaf in lowered.plan.inputs[-2:]] == [(None, "data")] * 2
 
 
 def test_given_specs_come_before_carried_ones(wide):

@@ -7,22 +7,20 @@ from pathlib import Path
 import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
-from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.ir.plan import Task
 from mpmd.simulate import Costs
-from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.models import ROW_SPECS, batch, mse, planned, sgd_step, weights
 from tests.support.parity import assert_close, mesh_of
-from tests.support.stacked_state import initial_state, step_of
 
-STEP = make_step(mse, mpmd.Std1F1B(3))
-SHAPES = jax.eval_shape(lambda: (init(weights(3)), *batch()))
+STEP = sgd_step(mse, mpmd.Std1F1B(3))
+SHAPES = jax.eval_shape(lambda: (weights(3), *batch()))
 
 
 @pytest.fixture(scope="module")
 def lowered():
-    return mpmd.jit(STEP, mpmd.AbstractMpmdMesh({"stage": 3}, "stage")).lower(*SHAPES)
+    return planned(STEP, *SHAPES, groups=3)
 
 
 def test_a_plan_goes_on_to_a_loaded_step(lowered):
@@ -31,7 +29,7 @@ def test_a_plan_goes_on_to_a_loaded_step(lowered):
         loaded = lowered.compile(mesh)
         at_once = mpmd.jit(STEP, mesh).compile(*SHAPES)
         assert loaded.plan.programs == at_once.plan.programs == lowered.plan.programs
-        arguments = init(weights(3)), *batch()
+        arguments = weights(3), *batch()
         assert_close(loaded(*arguments), jax.jit(STEP)(*arguments))
 
 
@@ -39,7 +37,7 @@ def test_a_launched_mesh_is_planned_for_without_starting_it():
     with mesh_of(3) as mesh:
         lowered = mpmd.jit(STEP, mesh).lower(*SHAPES)
         assert "runtime" not in vars(mesh)
-        arguments = init(weights(3)), *batch()
+        arguments = weights(3), *batch()
         assert_close(lowered.compile()(*arguments), jax.jit(STEP)(*arguments))
 
 
@@ -50,12 +48,6 @@ def test_report_without_what_xla_knows(lowered):
     assert "not compiled" in text and "planned in seconds" in text
     assert "XLA compile" not in text and "replicated" not in text
     assert set(report.seconds) == {"trace", "jax", "cut_layers", "split", "shard", "place", "lower", "verify"}
-
-
-def test_explanation(lowered):
-    explanation = mpmd.explain(lowered)
-    assert explanation.leaf("args[0][0][1]['w']").input.mpmd_idxs == (1,)
-    assert [edge.src for edge in explanation.edges] == [0, 1, 1, 2]
 
 
 def test_simulation_takes_operations_for_time():
@@ -75,8 +67,7 @@ def test_simulation_takes_operations_for_time():
             lambda mb: loss_fn(params, *mb), (xs, ys), schedule=mpmd.ForwardOnly(3, 3), operation=mpmd.Add
         )
 
-    mesh = mpmd.AbstractMpmdMesh([{"data": 1}] * 3)
-    lowered = mpmd.jit(step, mesh).lower(*jax.eval_shape(lambda: (weights(3), *batch())))
+    lowered = planned(step, weights(3), *batch(), groups=3)
     simulation = lowered.simulate()
     durations = {
         event.activity: event.duration for event in simulation.events if isinstance(event.activity, Task)
@@ -87,30 +78,9 @@ def test_simulation_takes_operations_for_time():
     assert lowered.simulate(operations_per_second=1e11).makespan == pytest.approx(10 * simulation.makespan)
 
 
-def test_scanned_layers_are_planned_without_devices():
-    step, state = step_of(mpmd.Std1F1B(3), every=(1, 4, 2)), jax.eval_shape(initial_state)
-    lowered = mpmd.jit(step, mpmd.AbstractMpmdMesh({"stage": 3}, "stage")).lower(state, *batch())
-    assert mpmd.explain(lowered).leaf("args[0][0]['layers']['w'][1:5]").input.mpmd_idxs == (1,)
-    first, second, third = (group.parameter_bytes for group in lowered.report().groups)
-    assert first < third < second
-    assert lowered.simulate().makespan > 0
-
-
 def test_open_shardings_count_as_replicated():
-    mesh = mpmd.AbstractMpmdMesh({"stage": 3, "data": 2}, "stage")
-    step = mpmd.jit(STEP, mesh, in_specs=(P(), P(None, "data"), P(None, "data")))
-    report = step.lower(*SHAPES).report()
+    report = planned(STEP, *SHAPES, groups=3, axes={"data": 2}, in_specs=ROW_SPECS).report()
     assert report.are_specs_open and "count as replicated" in str(report)
-
-
-def test_carried_shardings_need_no_devices():
-    mesh = mpmd.AbstractMpmdMesh({"stage": 3, "data": 2}, "stage")
-    sharding = jax.sharding.NamedSharding(mesh.abstract_submeshes[0], P(None, "data"))
-    state, *data = SHAPES
-    xs, ys = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in data)
-    assert [leaf.spec for leaf in mpmd.jit(STEP, mesh).lower(state, xs, ys).plan.inputs[-2:]] == [
-        (None, "data")
-    ] * 2
 
 
 def test_groups_of_another_shape_are_refused(lowered):
@@ -120,7 +90,7 @@ def test_groups_of_another_shape_are_refused(lowered):
 
 def test_an_abstract_mesh_does_not_run(lowered):
     step = mpmd.jit(STEP, mpmd.AbstractMpmdMesh([{}] * 3))
-    for run in (lowered.compile, lambda: step.compile(*SHAPES), lambda: step(init(weights(3)), *batch())):
+    for run in (lowered.compile, lambda: step.compile(*SHAPES), lambda: step(weights(3), *batch())):
         with pytest.raises(RuntimeError, match=r"has no devices: step\.lower"):
             run()
 

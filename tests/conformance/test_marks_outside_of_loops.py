@@ -9,16 +9,13 @@ import optax
 import pytest
 
 import mpmd
-from tests.support.models import batch, layer, mse, weights
+from tests.support.models import batch, layer, mse, sgd_step, stack, weights
 from tests.support.parity import assert_close, mesh_of
-from tests.support.programs.table import descend, trains
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
-def train(state, xs, ys):
-    total, grads = trains(state, (xs, ys), stages=2)
-    return descend(state, grads), total
+train = sgd_step(mse, mpmd.Std1F1B(2))
 
 
 def marked(params, h):
@@ -40,7 +37,7 @@ def in_a_scan(state, xs, ys):
     def body(h, p):
         return mpmd.mark_stage_end(layer(p, h), num_stages=2), None
 
-    return state, jax.lax.scan(body, xs[0], jax.tree.map(lambda *leaves: jnp.stack(leaves), *state))[0]
+    return state, jax.lax.scan(body, xs[0], stack(state))[0]
 
 
 def in_a_cond(state, xs, ys):

@@ -1,6 +1,7 @@
 """Circumstances of a call: contexts of JAX, threads, dtypes, memory that its owner reuses."""
 
 import concurrent.futures
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import batch, init, layer, make_step, mlp, mse, shrink, weights
-from tests.support.parity import assert_close, assert_parity, mesh_of
-from tests.support.programs.table import descend
+from tests.support.models import ROW_SPECS, batch, descend, layer, mse, sgd_step, shrink, squares, weights
+from tests.support.parity import assert_close, assert_like_jit, assert_parity, mesh_of
 
 CONTEXTS = {
     "another default device": lambda: jax.default_device(jax.devices()[5]),
@@ -38,14 +38,14 @@ def test_contexts_of_jax(mesh, context):
 
     arguments = (weights(2), *batch(2))
     with context():
-        assert_close(mpmd.jit(step, mpmd_mesh=mesh)(*arguments), jax.jit(step)(*arguments))
+        assert_like_jit(mesh, step, *arguments)
 
 
 def test_numpy_arguments_are_read_during_the_call(mesh):
     state = weights(2)
     xs, ys = map(np.array, batch())
     expected = jax.jit(shrink)(state, xs, ys)
-    compiled = mpmd.jit(shrink, mpmd_mesh=mesh).compile(state, xs, ys)
+    compiled = mpmd.jit(shrink, mesh).compile(state, xs, ys)
     actual = compiled(state, xs, ys)
     xs[:] = 0
     assert_close(actual, expected)
@@ -54,20 +54,14 @@ def test_numpy_arguments_are_read_during_the_call(mesh):
 def test_weak_types_decide_as_under_jit_where_dtypes_mix(mesh):
     def loss(params, x, y, scale):
         h = mpmd.mark_stage_end(layer(params[0], x) * scale)
-        return jnp.mean((layer(params[1], h) * scale - y) ** 2)
+        return squares(layer(params[1], h) * scale, y)
 
     def step(params, xs, ys, scale):
-        total, grads = mpmd.treduce(
-            lambda mb: jax.value_and_grad(loss)(params, *mb, scale),
-            (xs, ys),
-            schedule=mpmd.Std1F1B(2),
-            operation=mpmd.Add,
-        )
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), total
+        return sgd_step(functools.partial(loss, scale=scale), mpmd.Std1F1B(2))(params, xs, ys)
 
     arguments = [jnp.bfloat16(leaf) for leaf in batch()]
     params = weights(2, jnp.bfloat16)
-    actual = mpmd.jit(step, mpmd_mesh=mesh)(params, *arguments, 1.1)
+    actual = mpmd.jit(step, mesh)(params, *arguments, 1.1)
     assert_close(actual, jax.jit(step)(params, *arguments, 1.1), 2e-2)
     assert actual[1].dtype == jnp.bfloat16
 
@@ -77,48 +71,34 @@ def test_results_have_the_weak_types_of_the_arguments_they_are_made_of(mesh):
 
     def step(state, xs, ys):
         params, offset, average = state
-        total, grads = mpmd.treduce(
-            lambda mb: jax.value_and_grad(mse)(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Add
-        )
-        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        params, total = sgd_step(mse, mpmd.Std1F1B(2))(params, xs, ys)
         return (params, offset + total, 0.9 * average + 0.1 * offset), (offset, 2 * offset, average)
 
     reference = jax.jit(step)
     state = expected_state = weights(2), jnp.full(4, 0.1), jnp.full(4, 0.2)
-    compiled = mpmd.jit(step, mpmd_mesh=mesh)
+    compiled = mpmd.jit(step, mesh)
     for _ in range(4):
         state, result = compiled(state, *batch())
         expected_state, expected = reference(expected_state, *batch())
         assert_close((state, result), (expected_state, expected))
 
 
-def test_a_typed_key_from_outside_and_static_arguments_by_name(mesh):
+def test_a_typed_key_from_outside(mesh):
     key = jax.random.key(3)
 
-    def step(state, xs, ys, power):
-        def loss(params, x, y):
-            noise = jax.random.normal(key, x.shape)
-            return jnp.mean((mlp(params, x + noise) - y) ** power)
+    def loss(params, x, y):
+        return mse(params, x + jax.random.normal(key, x.shape), y)
 
-        return make_step(loss, mpmd.Std1F1B(2))(state, xs, ys)
-
-    state = init(weights(2))
-    expected = jax.jit(step, static_argnames="power")(state, *batch(), 2)
-    compiled = mpmd.jit(step, mpmd_mesh=mesh, static_argnames="power")
-    assert_close(compiled(state, *batch(), 2), expected)
-    assert_close(compiled(state, *batch(), power=2), expected)
+    assert_like_jit(mesh, sgd_step(loss, mpmd.Std1F1B(2)), weights(2), *batch())
 
 
 def test_what_the_compiler_shards_shows_it():
     def step(params, xs, ys):
-        grads = mpmd.treduce(
-            lambda mb: jax.grad(mse)(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Add
-        )
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), jnp.cumsum(xs, -1)
+        params, _ = sgd_step(mse, mpmd.Std1F1B(2))(params, xs, ys)
+        return params, jnp.cumsum(xs, -1)
 
-    specs = (P(), P(None, "data"), P(None, "data"))
     with mesh_of(2, data=2) as mesh:
-        _, sums = mpmd.jit(step, mpmd_mesh=mesh, in_specs=specs)(weights(2), *batch())
+        _, sums = mpmd.jit(step, mesh, in_specs=ROW_SPECS)(weights(2), *batch())
         assert sums.spec == sums.to_mpmd_local_array.sharding.spec
 
 
@@ -126,7 +106,7 @@ def test_steps_from_several_threads():
     state = weights(3)
     expected = jax.jit(shrink)(state, *batch())
     with mesh_of(3) as mesh, concurrent.futures.ThreadPoolExecutor(4) as threads:
-        compiled = mpmd.jit(shrink, mpmd_mesh=mesh).compile(state, *batch())
+        compiled = mpmd.jit(shrink, mesh).compile(state, *batch())
         for actual in threads.map(lambda _: compiled(state, *batch()), range(12)):
             assert_close(actual, expected)
 
@@ -135,11 +115,10 @@ def test_calls_within_the_context_of_the_whole_mesh():
     def loss(params, x, y):
         return mse(params, jax.lax.with_sharding_constraint(x, P("data")), y)
 
-    state = init(weights(2))
-    expected = jax.jit(make_step(mse, mpmd.Std1F1B(2)))(state, *batch())
+    state = weights(2)
+    expected = jax.jit(sgd_step(mse, mpmd.Std1F1B(2)))(state, *batch())
     with mesh_of(2, data=2) as mesh, jax.set_mesh(mesh.jax_mesh):
-        specs = (P(), P(None, "data"), P(None, "data"))
-        compiled = mpmd.jit(make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=specs, out_specs=P())
+        compiled = mpmd.jit(sgd_step(loss, mpmd.Std1F1B(2)), mesh, in_specs=ROW_SPECS, out_specs=P())
         assert_close(compiled(state, *batch()), expected)
 
 
@@ -149,7 +128,7 @@ def test_a_step_of_64_bits_is_called_outside_of_its_context():
         arguments = [params, *(jnp.asarray(leaf, jnp.float64) for leaf in batch())]
         expected = jax.jit(shrink)(*arguments)
         mesh = mesh_of(2)
-        loaded = mpmd.jit(shrink, mpmd_mesh=mesh).compile(*arguments)
+        loaded = mpmd.jit(shrink, mesh).compile(*arguments)
     with mesh:
         assert_close(loaded(*arguments), expected)
 
@@ -157,9 +136,8 @@ def test_a_step_of_64_bits_is_called_outside_of_its_context():
 def test_groups_along_any_axis_of_the_mesh():
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     mesh = mpmd.MpmdMesh(jax.sharding.Mesh(devices, ("data", "stage")), "stage")
-    step = make_step(mse, mpmd.Std1F1B(2))
-    specs = (P(), P(None, "data"), P(None, "data"))
-    assert_parity(step, init(weights(2)), *batch(), mesh=mesh, in_specs=specs)
+    step = sgd_step(mse, mpmd.Std1F1B(2))
+    assert_parity(step, weights(2), *batch(), mesh=mesh, in_specs=ROW_SPECS)
 
 
 def with_zeros(w, loss, grads):

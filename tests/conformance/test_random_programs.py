@@ -6,7 +6,8 @@ from hypothesis import given
 from mpmd.ir.plan import Free, HostCall, Recv, Run, Send
 from mpmd.memory.sizes import sizes_on_devices
 from tests.support.effort import costly
-from tests.support.parity import assert_parity_on, uneven_mesh_of
+from tests.support.models import batch
+from tests.support.parity import assert_parity, assert_parity_on, mesh_of, uneven_mesh_of
 from tests.support.random_programs import (
     Program,
     Stage,
@@ -15,6 +16,8 @@ from tests.support.random_programs import (
     options_of,
     programs,
     programs_of_two_loops,
+    scans,
+    slices,
     step_of,
     submeshes_of,
 )
@@ -115,6 +118,30 @@ def test_random_programs(program):
 @given(programs_of_two_loops().filter(lambda program: not axes_of(program)))
 def test_random_programs_of_two_loops(program):
     check(program)
+
+
+def check_layers(program, step, state, data, groups):
+    assert_parity(
+        step,
+        state,
+        *data,
+        mesh=mesh_of(groups),
+        tolerance=0.05 if program.half else 1e-4,
+        donate_argnums=0 if program.donate else (),
+    )
+
+
+@costly
+@given(scans.scanned_programs())
+def test_random_scans(program):
+    check_layers(program, scans.scanned_step(program), scans.state_of(program), batch(2), program.stages)
+
+
+@costly
+@given(slices.sliced_programs())
+def test_random_slices(program):
+    step, groups = slices.sliced_step(program), program.make_schedule().mpmd_dim
+    check_layers(program, step, slices.state_of(program), slices.data_of(program), groups)
 
 
 def test_a_norm_of_gradients_that_no_stage_computes():

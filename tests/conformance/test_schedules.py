@@ -1,13 +1,13 @@
 """Schedules give the same numbers, and take the memory that they say."""
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mpmd
-from mpmd.ir.plan import Run
-from tests.support.models import batch, init, layer, make_step, mse, weights
+from tests.support.models import batch, init, layer, make_step, mse, planned, sgd_step, weights
 from tests.support.parity import mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -17,7 +17,7 @@ def gradients(schedule, runs=1):
     """The bytes of the loss and gradients of each run of a step under the schedule, of the same arguments."""
     state = init(weights(schedule.num_stages))
     with mesh_of(schedule.mpmd_dim) as mesh:
-        step = mpmd.jit(make_step(mse, schedule), mpmd_mesh=mesh)
+        step = mpmd.jit(make_step(mse, schedule), mesh)
         results = [step(state, *batch(5))[1] for _ in range(runs)]
         return [[np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result)] for result in results]
 
@@ -33,8 +33,8 @@ def test_gradients_are_equal_bit_by_bit_under_schedules_that_run_the_same_execut
 
 def peak_of_the_second_group(schedule, microbatches):
     """Bytes; the group holds no part of the batch, whose size grows with the number of microbatches."""
-    step = mpmd.jit(make_step(mse, schedule), mpmd.AbstractMpmdMesh({"stage": 4}, "stage"))
-    return step.lower(init(weights(4)), *batch(microbatches)).report().groups[1].memory.live_bytes
+    lowered = planned(sgd_step(mse, schedule), weights(4), *batch(microbatches), groups=4)
+    return lowered.report().groups[1].memory.live_bytes
 
 
 def test_memory_grows_with_microbatches_where_the_schedule_says_so():
@@ -50,14 +50,9 @@ def test_a_checkpointed_stage_keeps_what_it_got_and_no_more():
         return h
 
     def made_by_the_middle_stage(stage):
-        def loss(params, x, y):
-            h = mpmd.mark_stage_end(stage(params[0], x))
-            h = mpmd.mark_stage_end(stage(params[1], h))
-            return jnp.mean((stage(params[2], h) - y) ** 2)
-
-        step = mpmd.jit(make_step(loss, mpmd.Std1F1B(3)), mpmd.AbstractMpmdMesh({"stage": 3}, "stage"))
-        instructions = step.lower(init(weights(3)), *batch()).plan.programs[1].instructions
-        (run,) = (i for i in instructions if isinstance(i, Run) and i.label == "fwd_1__0")
+        step = sgd_step(functools.partial(mse, layer=stage), mpmd.Std1F1B(3))
+        plan = planned(step, weights(3), *batch(), groups=3).plan
+        (run,) = (run for run in plan.programs[1].runs if run.label == "fwd_1__0")
         return len(run.outputs)
 
     assert made_by_the_middle_stage(deep) == 3  # the output of each layer

@@ -3,28 +3,32 @@
 import logging
 
 import jax
-import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax import lax
 
 import mpmd
 from tests.support.explicit import draws
-from tests.support.models import WIDTH, layer, weights
-from tests.support.parity import assert_close, mesh_of
+from tests.support.models import (
+    WIDTH,
+    batch,
+    descend,
+    layer,
+    planned,
+    sgd_step,
+    squares,
+    stack,
+    unmarked,
+    weights,
+)
+from tests.support.parity import assert_close, assert_like_jit, mesh_of
 
 ROWS = 8
 X, Y = draws(ROWS, WIDTH, seed=1), draws(ROWS, WIDTH, seed=2)
 
 
-def unmarked(params, x):
-    for of_layer in params:
-        x = layer(of_layer, x)
-    return x
-
-
 def loss_of(params, x, y):
-    return jnp.mean((unmarked(params, x) - y) ** 2)
+    return squares(unmarked(params, x), y)
 
 
 def stacked(params, x):
@@ -32,11 +36,7 @@ def stacked(params, x):
 
 
 def stacked_loss(params, x, y):
-    return jnp.mean((stacked(params, x) - y) ** 2)
-
-
-def stacked_weights():
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights(6))
+    return squares(stacked(params, x), y)
 
 
 def trained(loss, schedule, **options):
@@ -44,7 +44,7 @@ def trained(loss, schedule, **options):
         value, grads = mpmd.value_and_grad(loss, num_microbatches=4, schedule=schedule, **options)(
             params, x, y
         )
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+        return descend(params, grads), value
 
     return step
 
@@ -56,35 +56,29 @@ def trained(loss, schedule, **options):
         (lambda: (trained(loss_of, mpmd.Interleaved1F1B(4, 2)), weights(4)), 2),
         (lambda: (trained(jax.jit(loss_of), mpmd.GPipe(2)), weights(4)), 2),
         (lambda: (trained(jax.checkpoint(loss_of), mpmd.Std1F1B(2)), weights(4)), 2),
-        (lambda: (trained(stacked_loss, mpmd.Std1F1B(3)), stacked_weights()), 3),
+        (lambda: (trained(stacked_loss, mpmd.Std1F1B(3)), stack(weights(6))), 3),
     ],
     ids="interleaved jitted checkpoint scan".split(),
 )
 def test_a_step_computes_what_jax_does(make, groups):
     step, params = make()
     with mesh_of(groups) as mesh:
-        loaded = mpmd.jit(step, mesh).compile(params, X, Y)
-        loops = loaded.plan.loops
-        assert len(loops[0].ends) == loops[0].num_stages - 1
-        assert_close(loaded(params, X, Y), jax.jit(step)(params, X, Y))
+        (loop,) = assert_like_jit(mesh, step, params, X, Y).plan.loops
+    assert len(loop.ends) == loop.num_stages - 1
 
 
 def test_gradients_are_those_of_marks_to_the_last_bit(mesh):
     def marked(params, x, y):
-        for i, of_layer in enumerate(params):
-            x = layer(of_layer, x)
-            x = mpmd.mark_stage_end(x) if i in (1,) else x
-        return jnp.mean((x - y) ** 2)
+        return loss_of(params[2:], mpmd.mark_stage_end(unmarked(params[:2], x)), y)
 
     cut = mpmd.jit(trained(loss_of, mpmd.Std1F1B(2)), mesh)(weights(4), X, Y)
     by_hand = mpmd.jit(trained(marked, mpmd.Std1F1B(2)), mesh)(weights(4), X, Y)
-    jax.tree.map(lambda a, b: (jnp.array(a) == jnp.array(b)).all() or pytest.fail(), cut, by_hand)
+    assert_close(cut, mpmd.to_host(by_hand), tolerance=0)
 
 
 def test_the_report_says_where_stages_end(caplog):
-    mesh = mpmd.AbstractMpmdMesh({"stage": 3}, "stage")
     with caplog.at_level(logging.INFO, "mpmd"):
-        lowered = mpmd.jit(trained(stacked_loss, mpmd.Std1F1B(3)), mesh).lower(stacked_weights(), X, Y)
+        lowered = planned(trained(stacked_loss, mpmd.Std1F1B(3)), stack(weights(6)), X, Y, groups=3)
     lines = [
         "stages without marks, cut between layers:",
         f"  stage 0 ends after layer 2 of 6 at {__file__}:",
@@ -105,14 +99,11 @@ def test_marks_of_ones_own_are_left_as_they_are():
     def loss(params, x, y):
         return loss_of(params[2:], mpmd.mark_stage_end(unmarked(params[:2], x)), y)
 
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
-    lowered = mpmd.jit(trained(loss, mpmd.Std1F1B(2)), mesh).lower(weights(4), X, Y)
+    lowered = planned(trained(loss, mpmd.Std1F1B(2)), weights(4), X, Y)
     assert lowered.plan.loops[0].ends == ()
     assert "cut between layers" not in str(lowered.report())
     with pytest.raises(mpmd.CompileError, match="has 1 call of mark_stage_end, which ends 1 stage"):
-        mpmd.jit(trained(loss, mpmd.Std1F1B(4)), mpmd.AbstractMpmdMesh({"stage": 4}, "stage")).lower(
-            weights(4), X, Y
-        )
+        planned(trained(loss, mpmd.Std1F1B(4)), weights(4), X, Y, groups=4)
 
 
 def test_a_function_with_marks_may_change_a_copy_of_its_module(mesh):
@@ -122,19 +113,18 @@ def test_a_function_with_marks_may_change_a_copy_of_its_module(mesh):
     def loss(linears, x, y):
         x = mpmd.mark_stage_end(linears[0](x))
         linears[0].kernel.set_value(linears[0].kernel.get_value() * 2)
-        return jnp.mean((linears[1](x) - y) ** 2)
+        return squares(linears[1](x), y)
 
     def step(state, x, y):
         differentiate = mpmd.value_and_grad(loss, num_microbatches=4, schedule=mpmd.Std1F1B(2))
         return differentiate(nnx.merge(graph, state), x, y)[0]
 
-    assert_close(mpmd.jit(step, mesh)(state, X, Y), jax.jit(step)(state, X, Y))
+    assert_like_jit(mesh, step, state, X, Y)
 
 
 def test_stages_that_auto_marks_was_asked_for_are_shown_too():
     loss = mpmd.auto_marks(loss_of, num_stages=2)
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
-    lowered = mpmd.jit(trained(loss, mpmd.Std1F1B(2)), mesh).lower(weights(4), X, Y)
+    lowered = planned(trained(loss, mpmd.Std1F1B(2)), weights(4), X, Y)
     assert len(lowered.plan.loops[0].ends) == 1
 
 
@@ -146,7 +136,7 @@ def test_several_loops_have_their_own_stages():
             total += value
         return params, total
 
-    lowered = mpmd.jit(step, mpmd.AbstractMpmdMesh({"stage": 2}, "stage")).lower(weights(4), X, Y)
+    lowered = planned(step, weights(4), X, Y)
     assert [len(loop.ends) for loop in lowered.plan.loops] == [1, 1]
     assert "stage 2 ends after layer" in str(lowered.report())
 
@@ -160,31 +150,22 @@ def test_an_evaluation(mesh):
             operation=mpmd.Concat(),
         )
 
-    loaded = mpmd.jit(step, mesh).compile(weights(4), X)
-    assert len(loaded.plan.loops[0].ends) == 1
-    assert_close(loaded(weights(4), X), jax.jit(step)(weights(4), X))
+    (loop,) = assert_like_jit(mesh, step, weights(4), X).plan.loops
+    assert len(loop.ends) == 1
 
 
 def test_fewer_layers_than_stages():
     step = trained(loss_of, mpmd.Std1F1B(4))
     with pytest.raises(ValueError, match=r"num_stages=4 needs as many layers .* found 2 in loss_of"):
-        mpmd.jit(step, mpmd.AbstractMpmdMesh({"stage": 4}, "stage")).lower(weights(2), X, Y)
+        planned(step, weights(2), X, Y, groups=4)
 
 
 def test_a_loop_that_differentiates_by_itself_says_what_does_it():
-    def step(params, x, y):
-        return mpmd.treduce(
-            lambda mb: jax.grad(loss_of)(params, *mb),
-            mpmd.microbatches((x, y), 4),
-            schedule=mpmd.Std1F1B(2),
-            operation=mpmd.Mean,
-        )
-
+    step = sgd_step(loss_of, mpmd.Std1F1B(2))
     with pytest.raises(mpmd.CompileError, match=r"mpmd\.auto_marks\(loss_fn, num_stages=2\)"):
-        mpmd.jit(step, mpmd.AbstractMpmdMesh({"stage": 2}, "stage")).lower(weights(4), X, Y)
+        planned(step, weights(4), *batch())
 
 
 def test_one_stage_needs_no_cut():
-    mesh = mpmd.AbstractMpmdMesh({"stage": 1}, "stage")
-    lowered = mpmd.jit(trained(loss_of, mpmd.Std1F1B(1)), mesh).lower(weights(1), X, Y)
+    lowered = planned(trained(loss_of, mpmd.Std1F1B(1)), weights(1), X, Y, groups=1)
     assert lowered.plan.loops[0].ends == ()

@@ -1,7 +1,8 @@
 """What users see of a step with several loops: where stages are, and what tasks are called."""
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import pytest
 
 import mpmd
@@ -9,17 +10,13 @@ from mpmd.ir.plan import OutsideTask, Send
 from mpmd.render.chart import Chart
 from mpmd.simulate import Costs
 from tests.conformance.test_callback_order import in_order, noting
-from tests.support.models import batch, layer, mlp, mse, weights
+from tests.support import models
+from tests.support.models import batch, descend, layer, mlp, mse, squares, weights
 from tests.support.programs.several_loops import gradients, microbatches
-from tests.support.programs.table import descend
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-GROUPS = mpmd.AbstractMpmdMesh({"stage": 4}, "stage")
-
-
-def planned(step, *args, mesh=GROUPS):
-    return mpmd.jit(step, mesh).lower(*args)
+planned = functools.partial(models.planned, groups=4)
 
 
 def groups_of_stages(step):
@@ -180,7 +177,7 @@ def test_callbacks_keep_their_order(mesh):
             def loss(params, i, number=number):
                 h = mpmd.mark_stage_end(layer(params[0], xs[i]))
                 tell(f"stage of {number}", i, h)
-                return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+                return squares(layer(params[1], h), ys[i])
 
             tell(f"before {number}", -1, params[0]["b"])
             total, grads = mpmd.treduce_i(
@@ -191,21 +188,15 @@ def test_callbacks_keep_their_order(mesh):
         return params, total
 
     names = [name for name, *_ in in_order(step, mesh, seen, weights(2), *batch())]
-    assert names == [
-        "before 0",
-        *["stage of 0"] * 4,
-        "after 0",
-        "before 1",
-        *["stage of 1"] * 3,
-        "after 1",
-    ]
+    first = ["before 0", *["stage of 0"] * 4, "after 0"]
+    assert names == [*first, "before 1", *["stage of 1"] * 3, "after 1"]
 
 
 def test_prints_name_the_loop(mesh, capfd):
     def loss(params, x, y):
         h = mlp(params, x)
         jax.debug.print("loss")
-        return jnp.mean((h - y) ** 2)
+        return squares(h, y)
 
     step = epochs(mpmd.Std1F1B(2), mpmd.GPipe(2), loss=loss)
     jax.block_until_ready(mpmd.jit(step, mesh)(weights(2), *batch()))

@@ -17,7 +17,8 @@ from mpmd.ir.plan import Run, Task
 from mpmd.runtime.nonfinite import passed_on
 from mpmd.schedules import Schedule
 from mpmd.simulate import simulate
-from tests.support.parity import assert_close, mesh_of
+from tests.support.models import planned, sgd_step
+from tests.support.parity import assert_like_jit, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -52,34 +53,23 @@ def sliced(weights, x, bounds=BOUNDS, mark=mpmd.mark_stage_end, last=lambda h: h
     return total
 
 
-def step_of(loss, schedule):
-    def step(weights, xs):
-        return mpmd.treduce(lambda x: jax.value_and_grad(loss)(weights, x), xs, schedule)
-
-    return step
-
-
 def assert_right(loss, schedule, args=None):
-    """Returns the results of the step on groups, and the step."""
+    """Returns the step on groups, whose results are those of plain JAX."""
     args = args or problem()
     with mesh_of(schedule.mpmd_dim) as mesh:
-        step = mpmd.jit(step_of(loss, schedule), mesh).compile(*args)
-        results = mpmd.to_host(step(*args))
-    assert_close(results, jax.jit(step_of(loss, schedule))(*args))
-    return results, step
+        return assert_like_jit(mesh, sgd_step(loss, schedule), *args)
 
 
 @pytest.fixture(scope="module")
 def step():
     """Returns a step that was compared with plain JAX; its loss also marks the end of the last stage."""
     loss = functools.partial(sliced, last=mpmd.mark_stage_end)
-    return assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES))[1]
+    return assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES))
 
 
-def refused(loss, schedule, groups=STAGES, args=None):
-    mesh = mpmd.AbstractMpmdMesh({"stage": groups}, "stage")
+def refused(loss, schedule, args=None):
     with pytest.raises(CompileError) as caught:
-        mpmd.jit(step_of(loss, schedule), mesh).lower(*(args or problem()))
+        planned(sgd_step(loss, schedule), *(args or problem()), groups=schedule.mpmd_dim)
     return re.sub(r"\S*\.py:\d+", "LINE", str(caught.value))
 
 
@@ -142,12 +132,10 @@ def test_an_expensive_value_of_a_weight_that_all_slices_and_two_stages_read():
 
 def test_stages_of_several_loops_are_named_with_loop_and_slice():
     def step(weights, xs):
-        first = step_of(sliced, mpmd.Seq1F1B(2, SLICES))(weights, xs)
-        second = step_of(sliced, mpmd.Seq1F1B(2, SLICES, eager=True))(weights, xs + 1)
-        return first, second
+        weights, _ = sgd_step(sliced, mpmd.Seq1F1B(2, SLICES))(weights, xs)
+        return sgd_step(sliced, mpmd.Seq1F1B(2, SLICES, eager=True))(weights, xs)
 
-    lowered = mpmd.jit(step, mpmd.AbstractMpmdMesh({"stage": 2}, "stage")).lower(*problem(2))
-    assert lowered.plan.stage_text(7) == "stage 1 of loop 1, slice 1"
+    assert planned(step, *problem(2)).plan.stage_text(7) == "stage 1 of loop 1, slice 1"
 
 
 def test_layers_in_a_scan_within_each_slice():
@@ -195,7 +183,7 @@ def test_stages_that_auto_marks_chooses_are_refused():
 
 def test_a_model_of_fewer_stages_is_refused():
     weights, xs = problem(2)
-    said = refused(sliced, mpmd.Seq1F1B(4, SLICES, 2), 2, (weights, xs))
+    said = refused(sliced, mpmd.Seq1F1B(4, SLICES, 2), (weights, xs))
     assert "They end 1 of them in each slice: mark 2 more, or use a schedule with num_stages=2" in said
 
 
@@ -209,7 +197,7 @@ def test_marks_of_each_value_of_a_stage_are_refused():
 
 
 def test_slices_of_one_stage_are_refused():
-    said = refused(lambda w, x: sliced(w[:1], x), mpmd.Seq1F1B(1, SLICES), groups=1)
+    said = refused(lambda w, x: sliced(w[:1], x), mpmd.Seq1F1B(1, SLICES))
     assert "slices need a model of several stages" in said
 
 
@@ -251,7 +239,7 @@ def test_a_scan_over_slices_that_carries_states_is_refused():
         state = jnp.zeros((2, WIDTH))
         return lax.scan(one, state, jnp.stack(jnp.split(x, 2, axis=1)))[1].sum()
 
-    said = refused(loss, mpmd.Seq1F1B(2, SLICES), groups=2)
+    said = refused(loss, mpmd.Seq1F1B(2, SLICES))
     assert "write it as a Python loop over slices" in said
 
 
@@ -274,10 +262,11 @@ def test_a_carry_that_each_slice_updates_is_refused():
         schedule, seen = mpmd.Seq1F1B(STAGES, SLICES), jnp.float32(1.0)
         return mpmd.treduce(body, xs, schedule, operation=mpmd.Add, carry=seen)
 
-    with mesh_of(STAGES) as mesh, pytest.raises(CompileError) as caught:
-        mpmd.jit(step, mesh).lower(*problem())
-    assert "in stage 0, slice 0, a value that treduce carries" in str(caught.value)
-    assert "from slice to slice, in the loop over slices" in str(caught.value)
+    said = (
+        "(?s)in stage 0, slice 0, a value that treduce carries.*from slice to slice, in the loop over slices"
+    )
+    with pytest.raises(CompileError, match=said):
+        planned(step, *problem(), groups=STAGES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,10 +296,9 @@ def test_partial_sums_of_all_slices(partial_sums):
     schedule = mpmd.Seq1F1B(2, SLICES)
     weights, xs = problem(2)
     specs = (P(), P(None, "data"))
+    step = sgd_step(sliced, schedule)
     with mesh_of(2, data=2) as mesh:
-        step = mpmd.jit(step_of(sliced, schedule), mesh, in_specs=specs, partial_sums=partial_sums)
-        loaded = step.compile(weights, xs)
-        assert_close(loaded(weights, xs), jax.jit(step_of(sliced, schedule))(weights, xs))
+        loaded = assert_like_jit(mesh, step, weights, xs, in_specs=specs, partial_sums=partial_sums)
     accumulators = {aval.shape for name, aval in loaded.plan.avals().items() if ".state" in name}
     assert ((2, 2, WIDTH, WIDTH) in accumulators) == (partial_sums == "replicated")
 
@@ -334,7 +322,6 @@ def test_slices_of_which_one_cannot_make_partial_sums(bounded_slice):
             total += (layer(weights[1], h, chunks) ** 2).sum()
         return total
 
-    step, (weights, xs) = step_of(loss, mpmd.Seq1F1B(2, SLICES)), problem(2)
+    step, (weights, xs) = sgd_step(loss, mpmd.Seq1F1B(2, SLICES)), problem(2)
     with mesh_of(2, data=2) as mesh:
-        loaded = mpmd.jit(step, mesh, in_specs=(P(), P(None, "data")), partial_sums="all")
-        assert_close(loaded(weights, xs), jax.jit(step)(weights, xs))
+        assert_like_jit(mesh, step, weights, xs, in_specs=(P(), P(None, "data")), partial_sums="all")

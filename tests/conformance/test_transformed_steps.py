@@ -8,7 +8,8 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from tests.support.explicit import draws
-from tests.support.parity import assert_close, mesh_of
+from tests.support.models import FromZeros
+from tests.support.parity import assert_like_jit, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -36,10 +37,7 @@ def train(params, x, rate=0.1):
     return jax.tree.map(lambda p, g: p - rate * g, params, grads), loss
 
 
-class Decayed:
-    def state(self, n, a):
-        return jnp.zeros(a.shape, a.dtype)
-
+class Decayed(FromZeros):
     def update(self, state, update, index):
         return 0.5 * state + index * update
 
@@ -122,7 +120,7 @@ STEPS = {
 @pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
 def test_a_population_computes_the_numbers_of_plain_jax(mesh, case):
     step, *args = case
-    assert_close(mpmd.to_host(mpmd.jit(step, mesh)(*args)), jax.jit(step)(*args))
+    assert_like_jit(mesh, step, *args)
 
 
 def test_each_group_has_its_stage_of_all_members(mesh):
@@ -140,5 +138,4 @@ def test_members_on_the_devices_of_a_group(name):
     params = [jnp.concatenate([leaf, leaf[:1]]) for leaf in PARAMS]
     step = jax.vmap(train, in_axes=(0, None), spmd_axis_name=name)
     with mesh_of(2, data=2) as mesh:
-        jitted = mpmd.jit(step, mesh, in_shardings=([P("data")] * 2, None))
-        assert_close(mpmd.to_host(jitted(params, X[0])), jax.jit(step)(params, X[0]))
+        assert_like_jit(mesh, step, params, X[0], in_shardings=([P("data")] * 2, None))

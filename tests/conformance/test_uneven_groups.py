@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import BATCH, batch, init, layer, make_step, mlp, mse, weights
+from tests.support.models import BATCH, batch, init, layer, make_step, mlp, mse, sgd_step, squares, weights
 from tests.support.parity import assert_parity, uneven_mesh_of
 from tests.support.programs.submeshes import like_parameters
 
@@ -58,12 +58,12 @@ def loss_with_shard_maps(wrap):
         if jax.sharding.get_abstract_mesh().empty:
             return mse(params, x, y)
         run = wrap(lambda h, p: mixed(gathered, h, p))
-        return jnp.mean((run(mpmd.mark_stage_end(run(x, params[0])), params[1]) - y) ** 2)
+        return squares(run(mpmd.mark_stage_end(run(x, params[0])), params[1]), y)
 
     return loss
 
 
-SHARDED = like_parameters(jax.eval_shape(lambda: init(weights(2))), P("data"))
+SHARDED = [{"w": P("data"), "b": P()}] * 2
 
 
 @pytest.mark.usual("checkpointed")
@@ -72,20 +72,25 @@ SHARDED = like_parameters(jax.eval_shape(lambda: init(weights(2))), P("data"))
 )
 def test_a_shard_map_is_traced_for_each_group(wrap):
     assert_parity(
-        make_step(loss_with_shard_maps(wrap), mpmd.Std1F1B(2)),
-        init(weights(2)),
+        sgd_step(loss_with_shard_maps(wrap), mpmd.Std1F1B(2)),
+        weights(2),
         *batch(),
         mesh=uneven_mesh_of(*SHAPES["fewer rows"]),
         in_specs=(SHARDED, ROWS, ROWS),
     )
 
 
+def refused(step, shapes, **options):
+    """The error of planning a step for groups of these shapes."""
+    step = mpmd.jit(step, mpmd.AbstractMpmdMesh(list(shapes)), **options)
+    with pytest.raises(mpmd.CompileError) as caught:
+        step.lower(weights(2), *batch())
+    return caught.value
+
+
 def test_a_shard_map_for_other_sizes_is_an_error_that_names_the_line():
-    step = make_step(loss_with_shard_maps(lambda f: f), mpmd.Std1F1B(2))
-    with uneven_mesh_of(*SHAPES["fewer rows"]) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=(SHARDED, ROWS, ROWS))
-        compiled.compile(init(weights(2)), *batch())
-    message = str(caught.value)
+    step = sgd_step(loss_with_shard_maps(lambda f: f), mpmd.Std1F1B(2))
+    message = str(refused(step, SHAPES["fewer rows"], in_specs=(SHARDED, ROWS, ROWS)))
     assert "shard_map at" in message and "test_uneven_groups.py" in message and "(mixed)" in message
     assert "was traced for a mesh of {'data': 4, 'model': 1}, but runs on group 1" in message
     assert "{'data': 2, 'model': 1}: call it in a function under mpmd.per_group" in message
@@ -101,11 +106,11 @@ def test_per_group_with_integers_and_without_a_mesh_size():
     def loss(params, x, y):
         rows, counted = gathered_rows(params[0]["w"], jnp.int32(x > 0).sum(-1) % 4)
         h = mpmd.mark_stage_end(layer(params[0], rows) / counted["count"])
-        return jnp.mean((layer(params[1], h) - y) ** 2)
+        return squares(layer(params[1], h), y)
 
-    step = make_step(loss, mpmd.Std1F1B(2))
+    step = sgd_step(loss, mpmd.Std1F1B(2))
     shapes = SHAPES["fewer rows"]
-    assert_parity(step, init(weights(2)), *batch(), mesh=uneven_mesh_of(*shapes), in_specs=(P(), ROWS, ROWS))
+    assert_parity(step, weights(2), *batch(), mesh=uneven_mesh_of(*shapes), in_specs=(P(), ROWS, ROWS))
 
 
 def test_per_group_of_a_function_that_closes_over_a_traced_array():
@@ -125,19 +130,17 @@ def test_results_under_per_group_whose_shape_depends_on_the_group():
         h = mpmd.mark_stage_end(layer(params[0], x))
         return jnp.mean(parts(layer(params[1], h)))
 
-    step = make_step(loss, mpmd.Std1F1B(2))
-    with uneven_mesh_of(*SHAPES["fewer rows"]) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        mpmd.jit(step, mpmd_mesh=mesh).compile(init(weights(2)), *batch())
-    assert "returns float32[2, 8] on group 1, whose submesh is {'data': 2" in str(caught.value)
-    assert "but float32[4, 4] on group 0" in str(caught.value)
+    step = sgd_step(loss, mpmd.Std1F1B(2))
+    message = str(refused(step, SHAPES["fewer rows"]))
+    assert "returns float32[2, 8] on group 1, whose submesh is {'data': 2" in message
+    assert "but float32[4, 4] on group 0" in message
 
 
 def test_equal_groups_among_others_share_executables():
     shapes = ({"data": 4}, {"data": 2}, {"data": 2})
-    state = init(weights(3))
     loaded = assert_parity(
-        make_step(lambda p, x, y: jnp.mean(mlp(p, x)), mpmd.GPipe(3)),
-        state,
+        sgd_step(lambda p, x, y: jnp.mean(mlp(p, x)), mpmd.GPipe(3)),
+        weights(3),
         *batch(),
         mesh=uneven_mesh_of(*shapes),
         in_specs=(P(), ROWS, ROWS),
@@ -147,31 +150,27 @@ def test_equal_groups_among_others_share_executables():
 
 
 def compile_error(shapes, in_specs, **options):
-    step = make_step(mse, mpmd.Std1F1B(2))
-    with uneven_mesh_of(*shapes) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=in_specs, **options)
-        compiled.compile(init(weights(2)), *batch())
-    return caught.value.faults
+    return refused(sgd_step(mse, mpmd.Std1F1B(2)), shapes, in_specs=in_specs, **options).faults
 
 
 def test_specs_are_checked_on_each_group_that_holds_the_leaf():
     shapes = {"data": 2}, {"data": 3}
-    faults = compile_error(shapes, (like_parameters(init(weights(2)), P("data")), ROWS, ROWS))
+    faults = compile_error(shapes, (SHARDED, ROWS, ROWS))
     group = "does not divide by 3, the devices along 'data', on group 1, whose submesh is {'data': 3}"
     assert len(faults) == 2
-    assert faults[0].startswith("in_shardings: args[0][0][1]['w'] with shape (4, 4) has the spec P")
+    assert faults[0].startswith("in_shardings: args[0][1]['w'] with shape (4, 4) has the spec P")
     assert f"but dimension 0 of size 4 {group}" in faults[0]
     assert faults[1].startswith("in_shardings: args[2] with shape (4, 4, 4) has the spec P")
     assert f"but dimension 1 of size 4 {group}" in faults[1]
-    gradients = [P(), {"w": P("data"), "b": P()}]
-    (fault,) = compile_error(shapes, P(), out_specs=(None, (P(), gradients)))
-    assert fault.startswith("out_shardings: result[1][1][1]['w'] with shape (4, 4)")
+    out_specs = [P(), {"w": P("data"), "b": P()}], None
+    (fault,) = compile_error(shapes, P(), out_specs=out_specs)
+    assert fault.startswith("out_shardings: result[0][1]['w'] with shape (4, 4)")
 
 
 def test_activations_that_do_not_divide_on_the_reader_are_replicated_there():
     loaded = assert_parity(
-        make_step(mse, mpmd.Std1F1B(2)),
-        init(weights(2)),
+        sgd_step(mse, mpmd.Std1F1B(2)),
+        weights(2),
         *batch(),
         mesh=uneven_mesh_of({"data": 2}, {"data": 3}),
         in_specs=(P(), ROWS, P()),

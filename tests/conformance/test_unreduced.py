@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from tests.support.explicit import draws, grid
+from tests.support.models import planned
 from tests.support.parity import assert_close
 
 PARTIAL = P(unreduced={"fsdp"})
@@ -29,17 +30,15 @@ def step(params, x):
 
 @pytest.mark.parametrize("specs", [{"in_specs": (PARTIAL, P())}, {"out_specs": (P(), PARTIAL)}], ids=str)
 def test_specs_of_arguments_and_results_are_refused(specs):
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2, "fsdp": 2}, "stage")
     with pytest.raises(mpmd.CompileError, match=REMEDY):
-        mpmd.jit(step, mesh, **specs).lower(WEIGHTS, ROWS)
+        planned(step, WEIGHTS, ROWS, axes={"fsdp": 2}, **specs)
 
 
 def test_shapes_of_partial_sums_are_refused():
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2, "fsdp": 2}, "stage")
     sharding = NamedSharding(grid(1, 2), PARTIAL)
     partial = [jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=sharding) for w in WEIGHTS]
     with pytest.raises(ValueError, match=REMEDY):
-        mpmd.jit(step, mesh).lower(partial, ROWS)
+        planned(step, partial, ROWS, axes={"fsdp": 2})
 
 
 def test_gradients_of_reduced_weights_are_refused():

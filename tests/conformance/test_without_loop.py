@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.ir.plan import Recv, Send
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import assert_close, assert_replicas_equal, compiles, mesh_of, raw, uneven_mesh_of
+from tests.support.plans import sent_values
 from tests.support.tied import GROUPS, batch_shapes, init_fn, logits, state_shapes, tokens, train_step
 
 
@@ -113,11 +113,6 @@ def assert_same(fun, args, mesh, **options):
     return result, loaded
 
 
-def values_sent(loaded):
-    sent = [i for program in loaded.plan.programs for i in program.instructions if isinstance(i, Send)]
-    return [loaded.plan.avals()[name] for send in sent for name in send.values]
-
-
 @pytest.mark.usual("average", "cast", "conditional", "identity")
 @pytest.mark.parametrize("case", STAYS.values(), ids=STAYS)
 def test_results_are_where_the_arguments_are(mesh, held, case):
@@ -135,13 +130,13 @@ def test_computes_what_jit_computes(mesh, held, case):
 
 def test_only_scalars_are_sent_for_a_norm_and_one_copy_of_a_shared_average(mesh, held):
     _, loaded = assert_same(norm, (held["params"],), mesh)
-    assert {aval.shape for aval in values_sent(loaded)} == {()}
+    assert {aval.shape for aval in sent_values(loaded.plan)} == {()}
     untied = held["params"]["layers"]
     _, loaded = assert_same(average, (untied, untied, 0.9), mesh)
-    assert not values_sent(loaded)
+    assert not sent_values(loaded.plan)
     tied = held["params"]["embedding"]
     _, loaded = assert_same(average, (tied, tied, 0.9), mesh)
-    assert [aval.shape for aval in values_sent(loaded)] == [tied.shape]
+    assert [aval.shape for aval in sent_values(loaded.plan)] == [tied.shape]
 
 
 def test_arrays_elsewhere_compile_anew_and_move_as_little_as_they_can(mesh, held):
@@ -150,8 +145,8 @@ def test_arrays_elsewhere_compile_anew_and_move_as_little_as_they_can(mesh, held
     assert multiply(first, first).mpmd_idxs == (0,)
     assert multiply(third, third).mpmd_idxs == (2,)
     assert multiply.compile(first, first) is not multiply.compile(third, third)
-    assert not values_sent(multiply.compile(second, second))
-    assert len(values_sent(multiply.compile(first, second))) == 1
+    assert not sent_values(multiply.compile(second, second).plan)
+    assert len(sent_values(multiply.compile(first, second).plan)) == 1
     with compiles() as counted:
         jax.block_until_ready(multiply(first, first))
     assert not counted
@@ -164,7 +159,7 @@ def test_the_larger_argument_stays(mesh, held):
     bias, weight = held["params"]["layers"][0]["b"], held["params"]["layers"][1]["w"]
     result, loaded = assert_same(lambda a, b: a + b, (bias, weight), mesh)
     assert result.mpmd_idxs == (1,)
-    assert all(aval.nbytes <= bias.nbytes for aval in values_sent(loaded))
+    assert all(aval.nbytes <= bias.nbytes for aval in sent_values(loaded.plan))
 
 
 def test_donated_arrays_are_taken_over(mesh, held):
@@ -182,7 +177,7 @@ def test_a_donated_array_may_be_sent(mesh, held):
     first, second = (mpmd.jit(jnp.copy, mesh)(held["params"]["layers"][group]["w"]) for group in (0, 1))
     expected = np.asarray(first) @ np.asarray(second)
     step = mpmd.jit(jnp.matmul, mesh, donate_argnums=(0, 1))
-    assert values_sent(step.compile(first, second))
+    assert sent_values(step.compile(first, second).plan)
     assert_close(step(first, second), expected)
     assert first.is_deleted() and second.is_deleted()
 
@@ -211,7 +206,7 @@ def test_one_group():
     with mesh_of(1) as mesh:
         result, loaded = assert_same(average, (weights(2), weights(2), 0.5), mesh)
         assert {leaf.mpmd_idxs for leaf in jax.tree.leaves(result)} == {(0,)}
-        assert not any(isinstance(i, Send | Recv) for i in loaded.plan.programs[0].instructions)
+        assert not sent_values(loaded.plan)
 
 
 def test_state_of_plain_jax_can_be_fed_back_without_another_compile(mesh):
@@ -281,9 +276,9 @@ def test_the_same_bits_in_all_replicas_of_a_result(mesh, held):
     counter = held["optimizer"][0].count
     assert len(counter.mpmd_idxs) == GROUPS
     result, loaded = assert_same(lambda count: count + 1, (counter,), mesh)
-    assert result.mpmd_idxs == counter.mpmd_idxs and not values_sent(loaded)
+    assert result.mpmd_idxs == counter.mpmd_idxs and not sent_values(loaded.plan)
     temperature = held["params"]["temperature"]
     result, loaded = assert_same(jnp.sin, (temperature,), mesh)
     assert result.mpmd_idxs == temperature.mpmd_idxs
-    assert len(values_sent(loaded)) == GROUPS - 1
+    assert len(sent_values(loaded.plan)) == GROUPS - 1
     assert {raw(leaf).tobytes() for leaf in result.to_mpmd_local_array} == {raw(result).tobytes()}

@@ -22,8 +22,13 @@ from tests.support.models import (
     layer,
     make_step,
     mse,
+    mse_of,
+    planned,
+    sgd_step,
+    squares,
     weights,
 )
+from tests.support.programs.scanned_layers import model, stacked
 
 ACTIVATION = f"float32[{BATCH},{WIDTH}]"
 
@@ -35,8 +40,7 @@ def lowered(loss, params, groups, optimizer=SGD):
 
 
 def lower(step, state, groups):
-    mesh = mpmd.AbstractMpmdMesh({"stage": groups}, "stage")
-    return mpmd.jit(step, mesh, donate_argnums=0).lower(state, *batch())
+    return planned(step, state, *batch(), groups=groups, donate_argnums=0)
 
 
 @functools.cache
@@ -48,7 +52,7 @@ def tied(params, x, y):
     table, middle = params
     h = mpmd.mark_stage_end(jnp.tanh(x @ table))
     h = mpmd.mark_stage_end(layer(middle, h))
-    return jnp.mean((h @ table.T - y) ** 2)
+    return squares(h @ table.T, y)
 
 
 @functools.cache
@@ -123,15 +127,9 @@ def test_the_overview_names_shared_weights():
 def test_a_frozen_weight_is_returned_as_it_is():
     def step(state, xs, ys):
         frozen, params = state
-
-        def loss(params, x, y):
-            h = mpmd.mark_stage_end(layer(frozen, x))
-            return jnp.mean((layer(params, h) - y) ** 2)
-
-        grads = mpmd.treduce(
-            lambda mb: jax.grad(loss)(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Add
-        )
-        return (frozen, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)), grads
+        train = sgd_step(lambda params, x, y: mse([frozen, params], x, y), mpmd.Std1F1B(2))
+        params, loss = train(params, xs, ys)
+        return (frozen, params), loss
 
     leaf = mpmd.explain(lower(step, tuple(weights(2)), 2)).leaf("args[0][0]['w']")
     assert leaf.input.mpmd_idxs == leaf.output.mpmd_idxs == (0,)
@@ -145,7 +143,7 @@ def test_a_skip_connection_goes_straight_to_its_reader():
         a = layer(params[0], x)
         h = mpmd.mark_stage_end(a)
         h = mpmd.mark_stage_end(layer(params[1], h))
-        return jnp.mean((layer(params[2], h + a) - y) ** 2)
+        return squares(layer(params[2], h + a), y)
 
     explanation = mpmd.explain(lowered(loss, weights(3), 3))
     (value,) = edge(explanation, 0, 2).values
@@ -172,7 +170,7 @@ def test_a_batch_is_where_its_slices_are_read():
     inputs, targets = explanation.leaf("args[1]").input, explanation.leaf("args[2]").input
     assert (inputs.mpmd_idxs, targets.mpmd_idxs) == ((0,), (2,))
     assert functions(inputs.read_by[0]) == {"layer"}
-    assert "mse" in functions(targets.read_by[0])
+    assert "squares" in functions(targets.read_by[0])
 
 
 @pytest.mark.parametrize("step", [mlp_step, tied_step, interleaved_step])
@@ -200,7 +198,7 @@ def test_tasks_name_the_functions_of_the_user():
     assert "layer" in str(forward)
     shares = [share for task in tasks.values() for share in task.functions]
     callers = {share.line.function for share in shares if share.line}
-    assert callers == {"layer", "mse", "step"}, "what the compiler adds is no line of its caller"
+    assert callers == {"layer", "squares", "step"}, "what the compiler adds is no line of its caller"
     optimizer = tasks["after_1", 0].functions
     assert all(share.line for share in optimizer)
     assert "optax.tree_update_moment" in {share.line.callee for share in optimizer}
@@ -209,18 +207,13 @@ def test_tasks_name_the_functions_of_the_user():
 def test_equal_tasks_of_other_lines_keep_their_lines():
     """They share an executable, which knows the lines of one of them alone."""
 
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        h = mpmd.mark_stage_end(first(params[1], h))
-        h = mpmd.mark_stage_end(second(params[2], h))
-        return jnp.mean((layer(params[3], h) - y) ** 2)
-
     def first(params, h):
         return jnp.tanh(h @ params["w"] + params["b"])
 
     def second(params, h):
         return jnp.tanh(h @ params["w"] + params["b"])
 
+    loss = functools.partial(mse_of, (layer, first, second, layer))
     tasks = {task.task: task for task in mpmd.explain(lowered(loss, weights(4), 4)).tasks}
     assert tasks["fwd_1"].executable == tasks["fwd_2"].executable
     assert [share.line.function for share in tasks["fwd_1"].functions] == ["first"]
@@ -253,16 +246,28 @@ def test_a_part_of_a_name_has_to_be_unique():
 
 
 def test_only_compiled_steps_can_be_explained():
-    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(3)), mpmd.AbstractMpmdMesh({"stage": 3}, "stage"))
+    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(3)), mpmd.AbstractMpmdMesh([{}] * 3))
     with pytest.raises(TypeError, match=r"step must be a planned or a compiled step, .*\.compile\("):
         mpmd.explain(step)
 
 
 def test_a_leaf_says_how_it_is_sharded():
     rows = P(None, "data")
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2, "data": 2}, "stage")
-    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh, in_specs=(P(), rows, rows))
-    explanation = mpmd.explain(step.lower(init(weights(2)), *batch()))
+    step = sgd_step(mse, mpmd.Std1F1B(2))
+    step = planned(step, weights(2), *batch(), axes={"data": 2}, in_specs=(P(), rows, rows))
+    explanation = mpmd.explain(step)
     assert str(explanation.leaf("args[1]")).splitlines()[0].endswith("on group 0, sharded (None, 'data')")
-    assert str(explanation.leaf("args[0][0][0]['w']")).splitlines()[0].endswith("on group 0")
+    assert str(explanation.leaf("args[0][0]['w']")).splitlines()[0].endswith("on group 0")
     assert [task.runs for task in explanation.tasks if task.task == "fwd_0"] == [MICROBATCHES]
+
+
+def test_parts_of_stacks():
+    step = sgd_step(model(), mpmd.Std1F1B(3))
+    explanation = mpmd.explain(planned(step, stacked(), *batch(), groups=3))
+    lines = str(explanation).splitlines()
+    (line,) = (line for line in lines if line.startswith("args[0]['layers'][2:4]"))
+    assert line.split() == "args[0]['layers'][2:4] 2 160 B 1 fwd_1, bwd_1, after_0 after_0".split()
+    text = str(explanation.leaf("args[0]['layers']['w'][2:4]"))
+    assert "float32[2,4,4], 128 B, on group 1" in text and "fwd_1" in text
+    with pytest.raises(ValueError, match=r"3 leaves have .* in their names; say more: .*\[0:2\]"):
+        explanation.leaf("args[0]['layers']['w']")

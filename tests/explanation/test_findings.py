@@ -8,13 +8,11 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from tests.support.models import batch, init, layer, make_step, mse, weights
+from tests.support.models import batch, layer, mse, planned, sgd_step, squares, weights
 
 
-def lowered(loss, params, groups, data=None, **options):
-    step = make_step(loss, mpmd.Std1F1B(groups), **options)
-    mesh = mpmd.AbstractMpmdMesh({"stage": groups}, "stage")
-    return mpmd.jit(step, mesh).lower(*jax.eval_shape(lambda: (init(params), *(data or batch()))))
+def lowered(loss, params, groups, data=None):
+    return planned(sgd_step(loss, mpmd.Std1F1B(groups)), params, *(data or batch()), groups=groups)
 
 
 def test_an_even_pipeline_has_no_findings():
@@ -31,7 +29,7 @@ def two_models(params, x, y):
         h = mpmd.mark_stage_end(layer(stage, h))
     for stage in second:
         h = layer(stage, h)
-    return jnp.mean((h - y) ** 2)
+    return squares(h, y)
 
 
 def test_a_group_with_most_of_the_work():
@@ -46,41 +44,37 @@ def test_a_group_with_most_of_the_work():
 
 
 def wide(width):
-    """Weights and a batch of that width."""
-    w = {"w": jnp.zeros((width, width)), "b": jnp.zeros(width)}
-    return ([w] * 3, [w] * 9), (jnp.zeros((4, 8, width)), jnp.zeros((4, 8, width)))
+    """The planned step of two models of that width."""
+    w = {"w": floats(width, width), "b": floats(width)}
+    return lowered(two_models, ([w] * 3, [w] * 9), 4, (floats(4, 8, width),) * 2)
+
+
+def floats(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def test_compiling_warns_of_it_where_operations_take_time():
     """Planned for shapes alone, and at width 64 without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        lowered(two_models, *_with_groups(wide(64)))
+        wide(64)
     with pytest.warns(mpmd.PerformanceWarning, match=r"group 3 \(stage 3\) has 77% of the operations"):
-        lowered(two_models, *_with_groups(wide(1024)))
-
-
-def _with_groups(sizes):
-    params, data = sizes
-    return params, 4, data
+        wide(1024)
 
 
 def test_devices_count():
     """A group with twice the work of the others and twice the devices is not slower."""
-    step = make_step(two_models, mpmd.Std1F1B(2))
-    shapes = jax.eval_shape(lambda: (init((weights(1), weights(5))), *batch()))
+    step, args = sgd_step(two_models, mpmd.Std1F1B(2)), ((weights(1), weights(5)), *batch())
     findings = [
-        mpmd.explain(mpmd.jit(step, mpmd.AbstractMpmdMesh(groups)).lower(*shapes)).findings
+        mpmd.explain(mpmd.jit(step, mpmd.AbstractMpmdMesh(groups)).lower(*args)).findings
         for groups in ([{"data": 1}, {"data": 1}], [{"data": 1}, {"data": 4}])
     ]
     assert [len(found) for found in findings] == [1, 0]
 
 
 def test_groups_without_stages_do_not_count():
-    step = make_step(mse, mpmd.Std1F1B(2))
-    mesh = mpmd.AbstractMpmdMesh({"stage": 4}, "stage")
-    lowered = mpmd.jit(step, mesh).lower(*jax.eval_shape(lambda: (init(weights(2)), *batch())))
-    assert mpmd.explain(lowered).findings == ()
+    step = planned(sgd_step(mse, mpmd.Std1F1B(2)), weights(2), *batch(), groups=4)
+    assert mpmd.explain(step).findings == ()
 
 
 def test_a_group_without_a_backward():
@@ -98,8 +92,7 @@ def test_forwards_alone_need_no_backward():
         schedule = mpmd.ForwardOnly(3, 3)
         return mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), schedule=schedule, operation=mpmd.Add)
 
-    step = mpmd.jit(evaluate, mpmd.AbstractMpmdMesh({"stage": 3}, "stage"))
-    assert mpmd.explain(step.lower(weights(3), *batch())).findings == ()
+    assert mpmd.explain(planned(evaluate, weights(3), *batch(), groups=3)).findings == ()
 
 
 def test_a_value_that_is_the_same_in_every_microbatch():
@@ -109,7 +102,7 @@ def test_a_value_that_is_the_same_in_every_microbatch():
         first, second = params
         table = first["w"] @ first["w"]
         h, table = mpmd.mark_stage_end((x @ table, table))
-        return jnp.mean((layer(second, h) @ table - y) ** 2)
+        return squares(layer(second, h) @ table, y)
 
     (finding,) = mpmd.explain(lowered(loss, weights(2), 2)).findings
     assert finding.startswith(
@@ -123,7 +116,7 @@ def test_values_of_microbatches_are_not_the_same():
 
     def loss(params, x, y):
         h, x = mpmd.mark_stage_end((layer(params[0], x), x))
-        return jnp.mean((layer(params[1], h) + x - y) ** 2)
+        return squares(layer(params[1], h) + x, y)
 
     assert mpmd.explain(lowered(loss, weights(2), 2)).findings == ()
 
@@ -176,8 +169,7 @@ def trained_with(iterate):
         grads, more = iterate(grads)
         return jax.tree.map(lambda p, g: p - g, params, grads), (total, more)
 
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
-    return mpmd.jit(step, mesh).lower(*jax.eval_shape(lambda: (weights(2), *batch())))
+    return planned(step, weights(2), *batch())
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from mpmd import errors
 from mpmd.explanation import warn_of_undonated_state
 from mpmd.memory import GroupMemory, MemoryParts
 from mpmd.runtime import worker
-from tests.support.models import batch, init, layer, make_step, mse, weights
+from tests.support.models import batch, layer, mse, planned, sgd_step, weights
 
-MESH = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
+TRAIN = sgd_step(mse, mpmd.Std1F1B(2))
 
 
 def loop(fun, operation=mpmd.Add, microbatches=4, carry=None):
@@ -31,8 +31,9 @@ def loop(fun, operation=mpmd.Add, microbatches=4, carry=None):
     return step
 
 
-def warned(step, *args, mesh=MESH):
+def warned(step, *args, groups=2):
     """The warnings of compiling a step: their categories and texts. They are at the line that compiles it."""
+    mesh = mpmd.AbstractMpmdMesh({"stage": groups}, "stage")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         mpmd.jit(step, mesh).lower(*args)
@@ -231,22 +232,16 @@ def test_a_key_that_is_a_constant_is_none():
     ],
 )
 def test_groups_without_a_stage_are_a_warning(groups, text):
-    mesh = mpmd.AbstractMpmdMesh({"stage": groups}, "stage")
-    found = warned(make_step(mse, mpmd.Std1F1B(2)), init(weights(2)), *batch(), mesh=mesh)
+    found = warned(TRAIN, weights(2), *batch(), groups=groups)
     assert [category for category, _ in found] == [errors.IdleGroupWarning] * (text is not None)
     assert text is None or found[0][1].startswith(text)
 
 
 def test_a_step_without_a_loop_may_use_some_of_the_groups():
-    assert warned(lambda x: x + 1, jnp.ones(3), mesh=mpmd.AbstractMpmdMesh({"stage": 3}, "stage")) == []
+    assert warned(lambda x: x + 1, jnp.ones(3), groups=3) == []
 
 
 # State that is not donated.
-
-
-def lowered(**options):
-    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), MESH, **options)
-    return step.lower(init(weights(2)), *batch())
 
 
 def undonated(step, needed, limits):
@@ -260,7 +255,7 @@ def undonated(step, needed, limits):
 
 
 def test_state_that_is_little_of_the_memory_is_none():
-    assert undonated(lowered(), 10_000, (2000, 2000)) == []
+    assert undonated(planned(TRAIN, weights(2), *batch()), 10_000, (2000, 2000)) == []
 
 
 @pytest.mark.parametrize(
@@ -273,15 +268,15 @@ def test_state_that_is_little_of_the_memory_is_none():
     ],
 )
 def test_state_that_is_not_donated_is_a_warning_where_memory_is_short(limits, options, groups):
-    texts = undonated(lowered(**options), 900, limits)
+    texts = undonated(planned(TRAIN, weights(2), *batch(), **options), 900, limits)
     assert len(texts) == len(groups)
     for group, text in zip(groups, texts, strict=True):
         # A weight of 4 x 4 and a bias of 4 floats.
         assert f"each device of group {group} needs 900 B of its 1000 B, and of that 80 B for state" in text
-        assert f"such as args[0][0][{group}]['b'], args[0][0][{group}]['w']: name its argument" in text
+        assert f"such as args[0][{group}]['b'], args[0][{group}]['w']: name its argument" in text
 
 
 def test_it_is_given_when_a_step_is_loaded(mesh, monkeypatch):
     monkeypatch.setattr(worker, "memory_limit", lambda devices: 100)
     with pytest.warns(errors.UndonatedStateWarning, match="name its argument in donate_"):
-        mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh).compile(init(weights(2)), *batch())
+        mpmd.jit(TRAIN, mesh).compile(weights(2), *batch())

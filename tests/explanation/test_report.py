@@ -3,17 +3,16 @@
 import dataclasses
 
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.explanation import Report, report
-from mpmd.ir.plan import Send
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 from mpmd.util.tables import human_bytes
 from mpmd.verify import verify
-from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.models import ROW_SPECS, batch, init, make_step, mse, weights
 from tests.support.parity import mesh_of
+from tests.support.plans import sent_values
 
 PASSES = ["trace", "jax", "cut_layers", "split", "shard", "place", "lower", "verify", "resolve", "load"]
 
@@ -21,7 +20,7 @@ PASSES = ["trace", "jax", "cut_layers", "split", "shard", "place", "lower", "ver
 @pytest.fixture(scope="module")
 def loaded():
     with mesh_of(3) as mesh:
-        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(3)), mesh)
         yield step.compile(init(weights(3)), *batch())
 
 
@@ -52,15 +51,8 @@ def test_the_report_is_three_tables(loaded):
 def data_parallel():
     """On two groups of two devices, over which the batch is sharded."""
     with mesh_of(2, data=2) as mesh:
-        step = mpmd.jit(
-            make_step(mse, mpmd.Std1F1B(2)), mesh, in_specs=(P(), P(None, "data"), P(None, "data"))
-        )
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh, in_specs=ROW_SPECS)
         yield step.compile(init(weights(2)), *batch())
-
-
-def sent_values(plan, mpmd_idx):
-    sends = [i for i in plan.programs[mpmd_idx].instructions if isinstance(i, Send)]
-    return [plan.avals()[name] for send in sends for name in send.values]
 
 
 def test_one_process_sends_whole_values(data_parallel):

@@ -21,7 +21,7 @@ ONE, TWO = (GroupShape({"stage": 1, "data": 2}, count) for count in (1, 2))
 def resolved_plan(spec):
     """Of a step on two groups of two devices, after their compilers have chosen the open specs."""
     with mesh_of(2, data=2) as mesh:
-        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=(P(), P(*spec), P(*spec)))
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh, in_specs=(P(), P(*spec), P(*spec)))
         return step.compile(init(weights(2)), *batch()).plan
 
 

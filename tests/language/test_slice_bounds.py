@@ -72,13 +72,6 @@ def test_a_slice_keeps_a_token():
         ((3, 4), {}, ValueError, "^3 tokens cannot be cut into 4 slices: each slice needs a token at least"),
         ((500, 4), {"multiple": 128}, ValueError, "each slice needs a multiple of 128 tokens at least"),
         ((0, 0), {}, ValueError, "(?s)length must .*slices must be a whole number of at least 1, not 0"),
-        (
-            (8, 2),
-            {"attention_share": 1.5},
-            ValueError,
-            "attention_share must be a number from 0 to 1, not 1.5",
-        ),
-        ((8, 2), {"attention_share": float("nan")}, ValueError, "attention_share must be .*not nan"),
     ],
 )
 def test_bounds_that_cannot_be(arguments, options, error, message):

@@ -19,6 +19,7 @@ from mpmd.planner.search.search import search
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Link
+from tests.support.models import descend
 from tests.support.parity import assert_close
 from tests.support.planned_steps import CLUSTER
 from tests.support.profiles import layer, profile
@@ -31,7 +32,6 @@ from tests.support.programs.sliced_models import (
     sliced_loss,
     token_batch,
 )
-from tests.support.programs.table import descend
 
 STAGES, SLICES = 2, 2
 FAST = Cluster(1, 8, 1e12, 1e12, 1e15, Link(0, 1e18), Link(0, 1e18))

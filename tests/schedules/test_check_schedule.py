@@ -19,9 +19,12 @@ from mpmd.schedules import (
 )
 
 
-def error_of(text: str, num_stages: int = 2, num_microbatches: int = 1, mpmd_dim: int | None = 2):
+def error_of(tasks: Any, num_stages: int = 2, num_microbatches: int = 1, mpmd_dim: int | None = None):
+    """The error of lists of tasks, or of a text of two groups."""
+    if isinstance(tasks, str):
+        tasks, mpmd_dim = from_text(tasks), mpmd_dim or 2
     with pytest.raises(ScheduleError) as caught:
-        check_schedule(from_text(text), num_stages, num_microbatches, mpmd_dim)
+        check_schedule(tasks, num_stages, num_microbatches, mpmd_dim)
     return caught.value
 
 
@@ -149,9 +152,7 @@ def test_of_a_large_schedule_only_the_neighbourhood_of_the_faults_is_shown():
     tasks = Std1F1B(32).tasks(128)
     tasks[7][3] = tasks[7][9]
     del tasks[20][30]
-    with pytest.raises(ScheduleError) as caught:
-        check_schedule(tasks, 32, 128)
-    assert str(caught.value) == (
+    assert str(error_of(tasks, 32, 128)) == (
         "the schedule cannot run (32 stages, 128 microbatches):\n"
         "  [1] missing: fwd_7__3, bwd_20__9\n"
         "  [2] more than once: fwd_7__9 (group 7), fwd_7__9 (group 7)\n"
@@ -164,9 +165,7 @@ def test_of_a_large_schedule_only_the_neighbourhood_of_the_faults_is_shown():
 
 def test_however_wrong_a_schedule_is_the_message_can_be_read():
     tasks = [cells[::-1] for cells in Std1F1B(64).tasks(64)]
-    with pytest.raises(ScheduleError) as caught:
-        check_schedule(tasks, 64, 64)
-    error = caught.value
+    error = error_of(tasks, 64, 64)
     assert len(error.faults) > 64 * 64
     assert f"\n  and {len(error.faults) - 20} more\n" in str(error)
     assert len(str(error).splitlines()) < 40 and max(map(len, str(error).splitlines())) < 200
@@ -175,10 +174,8 @@ def test_however_wrong_a_schedule_is_the_message_can_be_read():
 
 def test_groups_that_wait_for_each_other_are_named_and_marked():
     tasks = from_text("F0 B0 F1 B1\nF0 F1 B0 B1\nF0 F1 B0 B1\n")
-    with pytest.raises(ScheduleError) as caught:
-        check_schedule(tasks, num_stages=3, num_microbatches=2)
     # Group 2 is stuck too, but waits only for those that wait for each other.
-    assert str(caught.value).splitlines()[1:] == [
+    assert str(error_of(tasks, 3, 2)).splitlines()[1:] == [
         "  [1] deadlock: group 0 waits at bwd_0__0 for bwd_1__0 (group 1); "
         "group 1 waits at fwd_1__1 for fwd_0__1 (group 0)",
         "",
@@ -207,10 +204,8 @@ def test_every_circle_of_waits_is_a_fault_of_its_own():
 
 
 def test_what_is_no_cell_is_named_and_marked() -> None:
-    tasks: Any = [["fwd_0__0", None, FusedTask(()), *from_text("F0 B0")[0]]]
-    with pytest.raises(ScheduleError) as caught:
-        check_schedule(tasks, num_stages=1, num_microbatches=1)
-    assert str(caught.value).splitlines()[1:] == [
+    tasks = [["fwd_0__0", None, FusedTask(()), *from_text("F0 B0")[0]]]
+    assert str(error_of(tasks, num_stages=1)).splitlines()[1:] == [
         "  [1] group 0 has 'fwd_0__0' at position 0: neither a Task nor a FusedTask; leave idle cells out",
         "  [2] group 0 has None at position 1: neither a Task nor a FusedTask; leave idle cells out",
         "  [3] group 0 has an empty FusedTask at position 2",

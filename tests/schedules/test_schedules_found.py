@@ -25,7 +25,7 @@ from mpmd.schedules import (
     v_shape,
 )
 from mpmd.simulate import simulate
-from tests.support.lists import costs_of, flat
+from tests.support.lists import costs_of, figures, flat
 
 groups = st.integers(1, 5)
 microbatches = st.integers(1, 12)
@@ -44,7 +44,7 @@ def makespan(lists, times):
 
 
 def peaks(lists):
-    return [int(peak) for peak in simulate(lists).peaks]
+    return [int(peak) for peak in figures(lists)[1]]
 
 
 @given(st.data())
@@ -106,7 +106,7 @@ def test_stages_that_differ_are_kept_busier_than_by_an_order_for_equal_ones():
 
 def test_a_limit_of_one_microbatch_runs_one_after_another():
     lists = ListSchedule(3, 3, memory_limit=1).tasks(4)
-    assert (simulate(lists).makespan, peaks(lists)) == (4 * (3 + 3 + 1), [1, 1, 1])
+    assert figures(lists) == (4 * (3 + 3 + 1), [1, 1, 1])
 
 
 def test_what_cannot_be_found_is_an_error_that_says_all_that_is_wrong():

@@ -17,17 +17,12 @@ from mpmd.schedules import (
     ZeroBubbleV,
 )
 from mpmd.simulate import Costs, Link, simulate
-from tests.support.lists import waits
+from tests.support.lists import figures, waits
 
 groups = st.integers(1, 5)
 stages_per_group = st.integers(1, 3)
 microbatches = st.integers(1, 12)
 times = st.sampled_from([0.25, 0.5, 1, 1.75, 3])
-
-
-def figures(lists):
-    simulated = simulate(lists)
-    return simulated.makespan, list(simulated.peaks)
 
 
 def shortest(p, v, m):

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from mpmd.ir.events import Event, Wait
 from mpmd.ir.plan import Cell, OutsideTask, Task, TaskKind, parse_task
 from mpmd.ir.slices import SliceNumbers
-from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B
+from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B, from_text
 from mpmd.schedules.check import makes, needs
 from mpmd.simulate import Costs, Gap, Link, simulate
-from tests.support.lists import parse, spans, waits
+from tests.support.lists import spans, waits
 
 EXPECTED = json.loads((pathlib.Path(__file__).parent / "expected_simulation.json").read_text())
 MADE_HERE = {schedule.__name__: schedule for schedule in (GPipe, Std1F1B, Eager1F1B)}
@@ -42,7 +42,7 @@ links = st.builds(Link, st.sampled_from([0.0, 0.25, 2.0]), st.sampled_from([0.5,
 
 def lists_of(record: dict[str, Any]) -> list[list[Cell]]:
     if "tasks" in record:
-        return parse("\n".join(record["tasks"]))
+        return from_text("\n".join(record["tasks"]))
     if record["schedule"] == "Interleaved1F1B":
         return Interleaved1F1B(record["num_stages"], record["mpmd_dim"]).tasks(record["num_microbatches"])
     return MADE_HERE[record["schedule"]](record["num_stages"]).tasks(record["num_microbatches"])
@@ -184,14 +184,14 @@ def test_memory_rises_with_a_forward_and_falls_with_its_backward():
         ((0, 0), (1, 1), (4, 0), (4, 1), (7, 0)),
     )
     assert simulated.peaks == (2, 1)
-    split = parse("fwd_0__0 bwdA_0__0 fwd_0__1 bwdA_0__1 bwdW_0__0 bwdW_0__1")
+    split = from_text("fwd_0__0 bwdA_0__0 fwd_0__1 bwdA_0__1 bwdW_0__0 bwdW_0__1")
     ((*steps,),) = simulate(split, Costs(held_for_bwdw=0.25)).memory
     assert steps == [(0, 0), (0, 1), (2, 0.25), (2, 1.25), (4, 0.5), (5, 0.25), (6, 0)]
-    assert simulate(parse("fwd_0__0 fwd_0__1\nfwd_1__0 fwd_1__1")).peaks == (0, 0)
+    assert simulate(from_text("fwd_0__0 fwd_0__1\nfwd_1__0 fwd_1__1")).peaks == (0, 0)
 
 
 def test_a_fused_cell_runs_its_members_one_after_another_or_as_one():
-    tasks = parse("fwd_0__0 bwd_0__0\nFusedTask(fwd_1__0, bwd_1__0)")
+    tasks = from_text("fwd_0__0 bwd_0__0\nFusedTask(fwd_1__0, bwd_1__0)")
     apart = [(event.label, event.start, event.end) for event in simulate(tasks).events[2:]]
     assert apart == [("fwd_1__0", 1, 2), ("bwd_1__0", 2, 4)]
     costs = Costs(fused={(("fwd", 1), ("bwd", 1)): 2.4})
@@ -202,7 +202,7 @@ def test_a_fused_cell_runs_its_members_one_after_another_or_as_one():
 
 
 def test_an_atomic_cell_sends_all_it_makes_for_a_group_as_one_message():
-    tasks = parse("FusedTask(fwd_0__0, fwd_0__1)\nfwd_1__0 fwd_1__1")
+    tasks = from_text("FusedTask(fwd_0__0, fwd_0__1)\nfwd_1__0 fwd_1__1")
     costs = Costs(link=Link(latency=1, bandwidth=1), message_bytes=3)
     starts = [event.start for event in simulate(tasks, costs).events if event.mpmd_idx == 1]
     assert starts == [1 + 3 + 1, 1 + 3 + 3 + 1]
@@ -229,7 +229,7 @@ def test_measured_times_are_medians_and_shares():
     assert costs.outside == {(0, after): 0.25, (1, after): 0.5}
     assert simulate(GPipe(2).tasks(1), costs).makespan == 2 + 4 + 4 + 4
     with pytest.raises(ValueError, match="no time is known of bwdA_0, bwdW_0"):
-        simulate(parse("fwd_0__0 bwdA_0__0 bwdW_0__0"), costs)
+        simulate(from_text("fwd_0__0 bwdA_0__0 bwdW_0__0"), costs)
 
 
 def test_nothing_to_do_takes_no_time():
@@ -253,11 +253,11 @@ STUCK = {
 def test_lists_that_get_stuck_are_an_error_that_says_where(name, atomic):
     text, said = STUCK[name]
     with pytest.raises(ValueError, match=said):
-        simulate(parse(text), Costs(atomic=atomic))
+        simulate(from_text(text), Costs(atomic=atomic))
 
 
 def test_an_atomic_cell_can_get_stuck_where_its_members_cannot():
-    tasks = parse("FusedTask(fwd_0__0, bwd_0__0)\nfwd_1__0 bwd_1__0")
+    tasks = from_text("FusedTask(fwd_0__0, bwd_0__0)\nfwd_1__0 bwd_1__0")
     assert simulate(tasks).makespan == 6
     with pytest.raises(ValueError, match="group 1 waits at fwd_1__0 for fwd_0__0"):
         simulate(tasks, Costs(atomic=True))

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from tests.support.models import descend, planned
 from tests.support.parity import mesh_of
 
 WEIGHTS = [np.eye(8, dtype=np.float32), np.eye(8, dtype=np.float32) / 2]
@@ -21,7 +22,7 @@ def train_step(weights, x, *, power):
 
     # One microbatch: JAX counts the body of a loop once.
     loss_value, grads = mpmd.value_and_grad(loss, num_microbatches=1, schedule=mpmd.Std1F1B(2))(weights, x)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), loss_value
+    return descend(weights, grads), loss_value
 
 
 OPTIONS = {"static_argnames": "power", "donate_argnums": 0}
@@ -77,7 +78,7 @@ def test_an_executable_counts_as_often_as_it_runs(step):
             return mpmd.value_and_grad(loss, **options)(weights, x)
 
         x = jnp.ones((4 * num_microbatches, 8))
-        return mpmd.jit(train, mpmd.AbstractMpmdMesh({"stage": 2}, "stage")).lower(WEIGHTS, x).cost_analysis()
+        return planned(train, WEIGHTS, x).cost_analysis()
 
     assert flops(4)["flops"] == pytest.approx(4 * flops(1)["flops"], rel=0.1)
 
@@ -105,9 +106,8 @@ def test_texts_are_those_of_all_executables(lowered, compiled):
 
 
 def test_shardings_are_over_the_shape_of_a_group():
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2, "data": 2}, "stage")
-    step = mpmd.jit(functools.partial(train_step, power=2), mesh, in_shardings=(P(), P("data")))
-    lowered = step.lower(WEIGHTS, X)
+    step = functools.partial(train_step, power=2)
+    lowered = planned(step, WEIGHTS, X, axes={"data": 2}, in_shardings=(P(), P("data")))
     (weights, x), _ = lowered.input_shardings
     assert [sharding.spec for sharding in weights] == [P(), P()]
     assert x.spec == P("data")
@@ -128,7 +128,7 @@ def test_shardings_of_stacked_layers():
         grad_fn = mpmd.value_and_grad(loss, num_microbatches=1, schedule=mpmd.Std1F1B(2))
         return weights - grad_fn(weights, x)[1]
 
-    lowered = mpmd.jit(train, mpmd.AbstractMpmdMesh({"stage": 2}, "stage")).lower(jnp.stack(WEIGHTS), X)
+    lowered = planned(train, jnp.stack(WEIGHTS), X)
     assert jax.tree.structure(lowered.input_shardings) == lowered.in_tree
     assert lowered.output_shardings.spec == P()
 

@@ -9,6 +9,7 @@ import pytest
 import mpmd
 from mpmd.simulate import Costs
 from mpmd.util.notebook import ShownAsText
+from tests.support.parity import mesh_of
 from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, lowered, step_of
 
 
@@ -29,16 +30,13 @@ def test_text_is_escaped_in_notebooks():
 
 @pytest.fixture(scope="module")
 def mesh():
-    with mpmd.MpmdMesh(jax.make_mesh((2,), ("stage",), devices=jax.devices()[:2]), "stage") as mesh:
+    with mesh_of(2) as mesh:
         yield mesh
 
 
 @pytest.fixture(scope="module")
 def step(mesh):
-    weights = [np.ones((WIDTH, WIDTH), "float32")] * 2
-    return mpmd.jit(step_of(mpmd.GPipe(2)), mesh).compile(
-        weights, np.ones((MICROBATCHES, ROWS, WIDTH), "float32")
-    )
+    return mpmd.jit(step_of(mpmd.GPipe(2)), mesh).compile(*arguments())
 
 
 def test_a_plan_shows_a_summary_and_has_the_whole_as_text():

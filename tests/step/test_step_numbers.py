@@ -7,7 +7,7 @@ from tests.support.models import batch, init, make_step, mse, weights
 def test_numbers_ascend_in_the_order_of_submission(mesh, monkeypatch):
     """Also when a step is submitted by another thread while a call prepares its own."""
     state = init(weights(2))
-    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
+    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh)
     step = step.compile(state, *batch())
     runtime, numbers, overtaken = mesh.runtime, [], []
     delivery = runtime.arguments.delivery

@@ -136,7 +136,7 @@ def assert_two_axes(mesh):
     args, (specs, *rows) = arguments()
     specs = {**specs, "layers": [{"w": P("fsdp", "tensor")}] * 2}, *rows
     loaded, (params, _), _ = assert_as_on_one_group(
-        mesh, make_step(tensor_parallel), args, specs, sizes=(2, 2)
+        mesh, make_step(tensor_parallel), args, specs, grid(1, 2, 2)
     )
     assert params["layers"][1]["w"].spec == P("fsdp", "tensor")
     return loaded
@@ -150,20 +150,20 @@ def arguments():
     return (params, tokens, draws(4, 4, 8, seed=4)), (specs, ROWS, ROWS)
 
 
-def assert_as_on_one_group(mesh, step, args=None, specs=None, sizes=(2,), **options):
+def assert_as_on_one_group(mesh, step, args=None, specs=None, submesh=None, **options):
     """Runs two steps on groups, and on one group's devices under ``jax.jit``, and compares.
 
     ``args`` and ``specs`` are those of ``arguments`` where they are not given.
     """
     if args is None:
         args, specs = arguments()
-    submesh = grid(1, *sizes)
+    submesh = submesh or grid(1, 2)
     with jax.set_mesh(submesh):
         put = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(submesh, spec)), args, specs)
         reference = jax.jit(step)
         expected, _ = reference(*put)
         expected = reference(expected, *put[1:])
-    compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=specs, **options)
+    compiled = mpmd.jit(step, mesh, in_specs=specs, **options)
     actual, _ = compiled(*args)
     actual = compiled(actual, *args[1:])
     assert_close(actual, expected)

@@ -1,23 +1,21 @@
-"""Reads lists of tasks from text, and measures them."""
+"""Measures lists of tasks."""
 
 from __future__ import annotations
 
-import re
-
-from mpmd.ir.plan import Cell, Task, TaskType, parse_cell
+from mpmd.ir.plan import Cell, Task, TaskType
 from mpmd.schedules import TaskTimes
-from mpmd.simulate import Costs, Link, Simulation
-
-
-def parse(text: str) -> list[list[Cell]]:
-    """The lists of a text with one line per group."""
-    lines = text.strip().splitlines()
-    return [[parse_cell(cell) for cell in re.findall(r"FusedTask\(.*?\)|\S+", line)] for line in lines]
+from mpmd.simulate import Costs, Link, Simulation, simulate
 
 
 def flat(cells: list[Cell]) -> list[Task]:
     """The tasks of cells."""
     return [task for cell in cells for task in cell.tasks]
+
+
+def figures(lists: list[list[Cell]]) -> tuple[float, list[float]]:
+    """The makespan, and the most microbatches that each group holds."""
+    simulated = simulate(lists)
+    return simulated.makespan, list(simulated.peaks)
 
 
 def spans(simulation: Simulation) -> list[tuple[float, float]]:

@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
 import mpmd
 
 WIDTH, BATCH, MICROBATCHES = 4, 4, 4
+ROW_SPECS = P(), P(None, "data"), P(None, "data")
+"""Of a step's state, replicated, and of two arrays (microbatches, rows, ...), sharded over the rows."""
 SGD = optax.sgd(0.1)
 CLIPPED_ADAM = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
 
@@ -21,6 +24,16 @@ def weights(stages, dtype=jnp.float32):
         {"w": jax.random.normal(key, (WIDTH, WIDTH), dtype) / 2, "b": jnp.full(WIDTH, 0.1, dtype)}
         for key in keys(stages)
     ]
+
+
+def stack(layers):
+    """Pytrees of layers as one, whose arrays have a row for each layer."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+
+
+def rows(stacked, index):
+    """Some layers of a stack, by a number or a slice."""
+    return jax.tree.map(lambda leaf: leaf[index], stacked)
 
 
 def batch(microbatches=MICROBATCHES):
@@ -53,8 +66,55 @@ def mlp(params, x, layer=layer):
     return h
 
 
+def unmarked(params, h):
+    """Applies all layers."""
+    for p in params:
+        h = layer(p, h)
+    return h
+
+
+def mse_of(layers, params, x, y):
+    """That of a model whose stages are different functions."""
+    return mse(list(zip(layers, params, strict=True)), x, y, lambda own, h: own[0](own[1], h))
+
+
+def squares(h, y):
+    return jnp.mean((h - y) ** 2)
+
+
 def mse(params, x, y, layer=layer):
-    return jnp.mean((mlp(params, x, layer) - y) ** 2)
+    return squares(mlp(params, x, layer), y)
+
+
+def descend(params, grads, rate=0.1):
+    """A step of gradient descent."""
+    return jax.tree.map(lambda p, g: p - rate * g, params, grads)
+
+
+def sgd_step(loss_fn, schedule, operation=mpmd.Add):
+    """``params, *batch`` to the parameters after a step of gradient descent, and the loss."""
+
+    def step(params, *batch):
+        loss, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(loss_fn)(params, *mb), batch, schedule=schedule, operation=operation
+        )
+        return descend(params, grads), loss
+
+    return step
+
+
+class FromZeros:
+    """An operation of a user's own, of which ``update`` is missing."""
+
+    def state(self, n, a):
+        return jnp.zeros(a.shape, a.dtype)
+
+
+class Last(FromZeros):
+    """Keeps the last microbatch's value."""
+
+    def update(self, state, update, index):
+        return update
 
 
 def make_step(loss_fn, schedule, optimizer=SGD, operation=mpmd.Add):
@@ -83,6 +143,12 @@ def shrink(state, xs, ys, rate=0.1):
 
 def init(params, optimizer=SGD):
     return params, optimizer.init(params)
+
+
+def planned(step, *args, groups=2, axes=None, **options):
+    """The step, planned without devices for groups that have these axes, or one device each."""
+    mesh = mpmd.AbstractMpmdMesh({"stage": groups, **(axes or {})}, "stage")
+    return mpmd.jit(step, mesh, **options).lower(*args)
 
 
 def too_much(x):

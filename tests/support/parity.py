@@ -114,6 +114,13 @@ def assert_replicas_equal(tree):
         assert len(replicas) == 1, f"the replicas of {array} differ"
 
 
+def assert_like_jit(mesh, step, *args, tolerance=2e-5, **options):
+    """Compares the results of one step with those of plain JAX; returns the loaded step."""
+    compiled = mpmd.jit(step, mesh, **options)
+    assert_close(compiled(*args), jax.jit(step)(*args), tolerance)
+    return compiled.only_step
+
+
 def assert_parity(step, state, *batch, mesh, **options):
     """``assert_parity_on`` a mesh that is closed afterwards."""
     with mesh:
@@ -145,14 +152,14 @@ def assert_parity_on(mesh, step, state, *batch, steps=2, tolerance=2e-5, **optio
     for _ in range(steps):
         expected_state, result = reference(expected_state, *batch)
         expected_results.append(result)
-    compiled = mpmd.jit(step, mpmd_mesh=mesh, **options)
+    compiled = mpmd.jit(step, mesh, **options)
     loaded = compiled.compile(state, *batch)
     state = copied(state)
     for number, expected in enumerate(expected_results):
         data = copied(batch)
         with compiles() as counted:
             state, result = compiled(state, *data)
-            jax.tree.map(lambda array: array.block_until_ready(), (state, result))
+            jax.block_until_ready((state, result))
         assert number == 0 or not counted, f"step {number} compiled {len(counted)} times"
         assert_close(result, expected, tolerance)
         assert compiled.compile(state, *batch) is loaded, "the next step would compile again"

@@ -46,6 +46,13 @@ EXECUTABLES = (
 )
 
 
+def sent_values(plan: Plan, *mpmd_idxs: int) -> list[Aval]:
+    """What the messages of a plan carry: those of all groups, or of these."""
+    programs = [plan.programs[i] for i in mpmd_idxs] or plan.programs
+    sends = [i for program in programs for i in program.instructions if isinstance(i, Send)]
+    return [plan.avals()[name] for send in sends for name in send.values]
+
+
 def pipeline_plan(schedule: Schedule, num_microbatches: int) -> Plan:
     """A step in which each stage has a weight, turns ``h<s>@<m>`` into ``h<s+1>@<m>``, and ``d<s+1>`` back.
 

@@ -2,7 +2,7 @@
 
 import itertools
 
-from mpmd.compiler.jaxprs.equations import subjaxprs
+from mpmd.compiler.jaxprs.equations import all_eqns
 
 _WITHIN_SHARD_MAP = "is in the function of a shard_map, which says itself how its values are divided"
 
@@ -34,8 +34,7 @@ WITHOUT_RULE = {
 
 def primitives_of(jaxpr):
     """The names of the primitives of a jaxpr and of the bodies in it."""
-    inside = (primitives_of(inner) for eqn in jaxpr.eqns for inner in subjaxprs(eqn))
-    return {eqn.primitive.name for eqn in jaxpr.eqns}.union(*inside)
+    return {eqn.primitive.name for eqn in all_eqns(jaxpr.eqns)}
 
 
 def primitives_in(loaded):

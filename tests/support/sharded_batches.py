@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from tests.support.collectives import collectives_of
+from tests.support.models import sgd_step
 from tests.support.parity import assert_parity_on, mesh_of
 
 D = 8
@@ -38,16 +39,9 @@ def on_second_stage(loss):
     return staged
 
 
-def train(loss, schedule=ONE_F_ONE_B, operation=mpmd.Add):
+def train(loss, schedule=ONE_F_ONE_B):
     """A step of gradient descent; ``loss`` takes parameters and a microbatch."""
-
-    def step(params, xs):
-        value, grads = mpmd.treduce(
-            lambda x: jax.value_and_grad(loss)(params, x), xs, schedule=schedule, operation=operation
-        )
-        return jax.tree.map(lambda p, g: p - 0.1 * g.astype(p.dtype), params, grads), value
-
-    return step
+    return sgd_step(loss, schedule)
 
 
 def run(step, params, xs, axes=None, tolerance=2e-5, **options):
@@ -160,8 +154,8 @@ def mlp(params, x):
     return mean(x)
 
 
-def mlp_weights(layers=2):
-    return [{"w": normal(i, D, D), "b": jnp.zeros(D)} for i in range(layers)]
+def mlp_weights():
+    return [{"w": normal(i, D, D), "b": jnp.zeros(D)} for i in range(2)]
 
 
 FSDP = ([{"w": P("data"), "b": P()}] * 2, BATCH)

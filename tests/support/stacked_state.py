@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, WIDTH, batch
-from tests.support.programs.scanned_layers import scanned, squares, stacked
+from tests.support.models import CLIPPED_ADAM, WIDTH, batch, squares
+from tests.support.programs.scanned_layers import scanned, stacked
 
 
 def initial_state(layers=7):

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import mpmd
-from tests.support.models import WIDTH
+from tests.support.models import WIDTH, planned, sgd_step
 
 LAYERS = 4
 W = jnp.ones((LAYERS, WIDTH, WIDTH))
@@ -117,12 +117,8 @@ SERVED = {
 
 
 def lowered(model):
-    def step(w, xs):
-        loss = jax.value_and_grad(lambda w, x: jnp.mean(model(w, x) ** 2))
-        return mpmd.treduce(lambda x: loss(w, x), xs, mpmd.Std1F1B(LAYERS), operation=mpmd.Add)
-
-    mesh = mpmd.AbstractMpmdMesh({"stage": LAYERS}, "stage")
-    return mpmd.jit(step, mesh).lower(W, jnp.ones((4, 2, WIDTH)))
+    step = sgd_step(lambda w, x: jnp.mean(model(w, x) ** 2), mpmd.Std1F1B(LAYERS))
+    return planned(step, W, jnp.ones((4, 2, WIDTH)), groups=LAYERS)
 
 
 @pytest.mark.parametrize("model", REFUSED.values(), ids=REFUSED)

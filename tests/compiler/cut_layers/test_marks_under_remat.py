@@ -8,22 +8,21 @@ import mpmd
 from mpmd.compiler.jaxprs.equations import size
 from mpmd.ir.plan import TaskType
 from tests.support.levels import task_graph
-from tests.support.models import BATCH, SGD, WIDTH, batch, init, layer, make_step
-from tests.support.programs.scanned_layers import model, squares, stacked, two_products
+from tests.support.models import BATCH, WIDTH, batch, layer, rows, sgd_step, squares
+from tests.support.programs.scanned_layers import model, stacked, two_products
 
 ONE = BATCH * WIDTH  # what enters a stage
 SAVE_DOTS = jax.checkpoint_policies.dots_saveable
 
 
-def split_step(loss, params, stages=3):
-    step = make_step(loss, mpmd.GPipe(stages), SGD)
-    return task_graph(step, init(params), *batch(), groups=stages)
+def split_step(loss, params):
+    return task_graph(sgd_step(loss, mpmd.GPipe(3)), params, *batch(), groups=3)
 
 
 def unrolled(params, x, y):
     h = x
     for i in range(3):
-        p = jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"])
+        p = rows(params["layers"], i)
         h = mpmd.mark_stage_end(two_products(p, two_products(p, h)))
     return squares(h, y)
 

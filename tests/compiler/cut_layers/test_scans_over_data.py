@@ -7,7 +7,7 @@ from jax import lax
 
 import mpmd
 from mpmd.errors import SharedWeightsWarning, StepWarning
-from tests.support.models import WIDTH, layer, weights
+from tests.support.models import WIDTH, layer, planned, sgd_step, weights
 
 TIME, GROUPS = 6, 3
 
@@ -46,16 +46,8 @@ def layers_that_read_data_of_their_own(params, x):
 
 
 def lowered(model):
-    def step(params, xs):
-        def loss(params, x):
-            return jnp.mean(model(params, x) ** 2)
-
-        return mpmd.treduce(
-            lambda x: jax.value_and_grad(loss)(params, x), xs, mpmd.Std1F1B(GROUPS), operation=mpmd.Mean
-        )
-
-    mesh = mpmd.AbstractMpmdMesh({"stage": GROUPS}, "stage")
-    return mpmd.jit(step, mesh).lower(weights(1)[0], jnp.ones((4, 4, TIME, WIDTH)))
+    step = sgd_step(lambda params, x: jnp.mean(model(params, x) ** 2), mpmd.Std1F1B(GROUPS))
+    return planned(step, weights(1)[0], jnp.ones((4, 4, TIME, WIDTH)), groups=GROUPS)
 
 
 @pytest.mark.parametrize("model", [over_time, over_rows])

@@ -6,7 +6,8 @@ import pytest
 from jax import lax
 
 import mpmd
-from tests.support.models import WIDTH
+from mpmd.ir.stack import Stack
+from tests.support.models import WIDTH, planned
 
 LAYERS, STAGES = 6, 3
 
@@ -40,28 +41,24 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_marked_scan_is_cut_within(call):
+def stack_of(call):
+    """The parts of the weights in a planned step of ``call(w, x)``."""
+
     def step(w, xs):
         return mpmd.treduce(lambda x: call(w, x), xs, mpmd.GPipe(STAGES), operation=mpmd.Add)
 
-    mesh = mpmd.AbstractMpmdMesh({"stage": STAGES}, "stage")
-    lowered = mpmd.jit(step, mesh).lower(jnp.ones((LAYERS, WIDTH, WIDTH)), jnp.ones((4, 2, WIDTH)))
-    weights = lowered.compiled.step.argument_leaves[0]
-    assert weights.stack is not None and weights.stack.sizes == (2, 2, 2)
+    lowered = planned(step, jnp.ones((LAYERS, WIDTH, WIDTH)), jnp.ones((4, 2, WIDTH)), groups=STAGES)
+    return lowered.compiled.step.argument_leaves[0].stack
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_marked_scan_is_cut_within(call):
+    assert stack_of(call) == Stack(0, (2, 2, 2))
 
 
 def test_a_marked_scan_is_one_scan_outside_of_a_compiled_loop():
     eqns = jax.make_jaxpr(model)(jnp.ones((LAYERS, WIDTH, WIDTH)), jnp.ones((2, WIDTH))).eqns
     assert [str(eqn.primitive) for eqn in eqns] == ["scan"]
-
-
-def lowered_with(loss, layers=LAYERS):
-    def step(w, xs):
-        return mpmd.treduce(lambda x: jax.grad(loss)(w, x), xs, mpmd.GPipe(STAGES), operation=mpmd.Add)
-
-    mesh = mpmd.AbstractMpmdMesh({"stage": STAGES}, "stage")
-    return mpmd.jit(step, mesh).lower(jnp.ones((layers, WIDTH, WIDTH)), jnp.ones((4, 2, WIDTH)))
 
 
 @pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
@@ -79,7 +76,7 @@ def test_a_mark_in_a_function_with_a_rule_of_its_own_is_refused_in_a_scan(kind):
         return jnp.mean(lax.scan(lambda h, w: (ruled(h @ w), None), x, w)[0] ** 2)
 
     with pytest.raises(mpmd.CompileError, match="mark what the function returns"):
-        lowered_with(loss)
+        stack_of(jax.grad(loss))
 
 
 def test_a_scan_over_no_layers_has_no_stage():
@@ -89,4 +86,4 @@ def test_a_scan_over_no_layers_has_no_stage():
 
         return jnp.mean(lax.scan(body, model(w, x), jnp.zeros((0, WIDTH, WIDTH)))[0] ** 2)
 
-    assert lowered_with(loss_of_both).compiled.step.argument_leaves[0].stack.sizes == (2, 2, 2)
+    assert stack_of(jax.grad(loss_of_both)) == Stack(0, (2, 2, 2))

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax import lax
 
 import mpmd
 from mpmd.compiler.find_layers.find_layers import find_layers, opened_for_layers
-from mpmd.compiler.jaxprs.equations import is_remat, subjaxprs
+from mpmd.compiler.jaxprs.equations import all_eqns, is_remat, subjaxprs
 from mpmd.compiler.jaxprs.marks import marks_in
-from mpmd.language.annotate import mark_p
 from mpmd.language.decisions import Decisions, decided
 from mpmd.language.remat import Remat
 from mpmd.planner.profiling.tracing import EACH_LAYER, traced_layers
 from tests.support.effort import costly
-from tests.support.models import batch, init, layer, make_step, weights
+from tests.support.models import batch, layer, planned, rows, sgd_step, squares, weights
 from tests.support.parity import assert_close
 from tests.support.programs.found_layers import language_model, scanned_words, words
+from tests.support.random_programs.draw import layers as random_layers
+from tests.support.random_programs.layers import apply
 
 
 def loss(params, x, y, *, scale=1.0, power="2"):
@@ -31,19 +31,15 @@ def loss(params, x, y, *, scale=1.0, power="2"):
     return scale * jnp.mean((x - y) ** int(power))
 
 
-def microbatch(data):
-    return jax.tree.map(lambda leaf: leaf[0], data)
-
-
 @functools.cache
 def arguments():
     """Six layers and a microbatch."""
-    return weights(6), *microbatch(batch())
+    return weights(6), *rows(batch(), 0)
 
 
 @functools.cache
 def words_arguments():
-    return scanned_words(), *microbatch(words())
+    return scanned_words(), *rows(words(), 0)
 
 
 def boundaries(fun, *args):
@@ -153,8 +149,7 @@ def test_ends_within_a_scan(counts, iterations):
 
 
 def remats(jaxpr):
-    found = sum(map(is_remat, jaxpr.eqns))
-    return found + sum(remats(inner) for eqn in jaxpr.eqns for inner in subjaxprs(eqn))
+    return sum(map(is_remat, all_eqns(jaxpr.eqns)))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +170,7 @@ def test_layers_under_checkpoint_stay_as_they_are():
     def fun(params, x, y):
         for p in params:
             x = jax.checkpoint(layer, policy=policy)(p, x)
-        return jnp.mean((x - y) ** 2)
+        return squares(x, y)
 
     both = decided(mpmd.auto_marks(fun, 3), Decisions(remat=(Remat.NOTHING_SAVEABLE,)))
     jaxpr = jax.make_jaxpr(both)(*arguments()).jaxpr
@@ -184,7 +179,7 @@ def test_layers_under_checkpoint_stay_as_they_are():
 
 
 def step_of(loss_fn, stages=2):
-    return make_step(loss_fn, mpmd.Std1F1B(stages))
+    return sgd_step(loss_fn, mpmd.Std1F1B(stages))
 
 
 def counted(step, args, decisions=EACH_LAYER):
@@ -194,9 +189,9 @@ def counted(step, args, decisions=EACH_LAYER):
 
 
 def test_stages_of_a_step():
-    args = init(weights(6)), *batch()
+    args = weights(6), *batch()
     assert counted(step_of(mpmd.auto_marks(loss)), args) == (6, False)
-    words_args = init(scanned_words()), *words()
+    words_args = scanned_words(), *words()
     assert counted(step_of(mpmd.auto_marks(language_model)), words_args) == (7, False)
     assert counted(step_of(mpmd.auto_marks(loss, 3)), args, Decisions()) == (3, False)
     assert counted(step_of(loss), args) == (1, False)
@@ -209,9 +204,9 @@ def test_stages_that_are_written(last):
             x = layer(p, x)
             if last or i < len(params) - 1:
                 x = mpmd.mark_stage_end(x)
-        return jnp.mean((x - y) ** 2)
+        return squares(x, y)
 
-    assert counted(step_of(marked, 3), (init(weights(3)), *batch())) == (3, True)
+    assert counted(step_of(marked, 3), (weights(3), *batch())) == (3, True)
 
 
 def test_towers_share_stages_only_where_their_user_says_so():
@@ -221,11 +216,11 @@ def test_towers_share_stages_only_where_their_user_says_so():
                 x, y = layer(p, x), layer(p, y)
                 if i < len(params) - 1:
                     x, y = mark(x), mark(y)
-            return jnp.mean((x - y) ** 2)
+            return squares(x, y)
 
         return fun
 
-    args = init(weights(3)), *batch()
+    args = weights(3), *batch()
     assert counted(step_of(towers(mpmd.mark_stage_end), 3), args) == (3, True)
     count, are_written = counted(step_of(mpmd.auto_marks(towers(lambda x: x))), args)
     assert count > 3 and not are_written
@@ -258,15 +253,14 @@ def test_as_many_layers_are_found_for_microbatches_of_other_sizes():
     widths = (16, 64, 64, 64, 64, 64, 4)
     params = [jnp.ones(shape) for shape in itertools.pairwise(widths)]
 
-    def ends(rows, decisions):
-        fun = decided(mpmd.auto_marks(narrow_ends), decisions)
-        jaxpr = jax.make_jaxpr(fun)(params, jnp.ones((rows, 16)))
-        return sum(eqn.primitive is mark_p for eqn in jaxpr.eqns)
+    def ends(num_rows, counts):
+        fun = decided(mpmd.auto_marks(narrow_ends), Decisions(layers_per_stage=counts))
+        return len(boundaries(fun, params, jnp.ones((num_rows, 16))))
 
-    found = {rows: 1 + ends(rows, Decisions(layers_per_stage=())) for rows in (1, 32)}
+    found = {num_rows: 1 + ends(num_rows, ()) for num_rows in (1, 32)}
     assert found[1] != found[32], "what is small depends on the rows"
-    for rows, layers in itertools.product(found, found.values()):
-        assert ends(rows, Decisions(layers_per_stage=(1,) * layers)) == layers - 1
+    for num_rows, layers in itertools.product(found, found.values()):
+        assert ends(num_rows, (1,) * layers) == layers - 1
 
 
 def nothing(x):
@@ -315,52 +309,27 @@ def test_modules_that_are_changed_in_place():
         mpmd.auto_marks(fun, 3)(model(nnx.BatchNorm(4, rngs=nnx.Rngs(4))), x)
 
 
-KINDS = ["dense", "residual", "elementwise", "skip", "scan", "remat", "jit", "integers"]
-
-
-def applied(kind, p, x, kept):
-    """One layer of a random function."""
-    match kind:
-        case "dense":
-            return layer(p, x)
-        case "residual":
-            return x + layer(p, layer(p, x))
-        case "elementwise":
-            return jnp.sin(x) * p["b"]
-        case "skip":
-            return layer(p, x) + kept.pop(0)
-        case "scan":
-            stack = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf / 2, -leaf]), p)
-            return lax.scan(lambda h, q: (layer(q, h), None), x, stack)[0]
-        case "remat":
-            return jax.checkpoint(layer)(p, x)
-        case "jit":
-            return jax.jit(layer)(p, x)
-        case "integers":
-            return jnp.where(x.argmax(-1, keepdims=True) > 1, layer(p, x), x)
-    raise AssertionError(kind)
-
-
 @pytest.mark.slow
 @costly
-@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=7), st.data())
-def test_random_functions(kinds, data):
+@given(st.lists(random_layers(weights=2), min_size=1, max_size=7), st.data())
+def test_random_functions(chain, data):
     """Whatever a function does and wherever it is cut, its value and gradients stay."""
 
     def fun(params, x, y):
-        kept = [x] * len(kinds)
-        for kind, p in zip(kinds, params, strict=True):
-            x = applied(kind, p, x, kept)
+        kept = [x]
+        for one in chain:
+            x = apply(one, params, x, index=0)
             kept.append(x)
-        return jnp.mean((x - y) ** 2), kept[-2:]
+        return squares(x + kept[-2], y), kept[-2:]
 
-    args = weights(len(kinds)), *microbatch(batch())
+    args = weights(2), *rows(batch(), 0)
     layers = len(find_layers(opened_for_layers(jax.make_jaxpr(fun)(*args)).jaxpr))
     ends = data.draw(st.sets(st.integers(1, layers - 1), max_size=3)) if layers > 1 else ()
     counts = tuple(np.diff([0, *sorted(ends), layers]).tolist())
     remat = tuple(data.draw(st.sampled_from(Remat)) for _ in counts)
     marked = decided(mpmd.auto_marks(fun), Decisions(layers_per_stage=counts, remat=remat))
-    assert_same(*(jax.value_and_grad(f, has_aux=True) for f in (marked, fun)), *args)
+    both = (jax.jit(jax.value_and_grad(f, has_aux=True))(*args) for f in (marked, fun))
+    assert_close(*both)
 
 
 def test_what_is_said_of_chosen_ends_of_stages_speaks_of_no_mark():
@@ -374,9 +343,8 @@ def test_what_is_said_of_chosen_ends_of_stages_speaks_of_no_mark():
     def step(weights, x):
         return mpmd.auto_marks(loss, num_stages=2)(weights, x)
 
-    arguments = [jnp.ones((4, 4))] * 4, jnp.ones((2, 4))
     with pytest.warns(mpmd.PerformanceWarning) as caught:
-        mpmd.jit(step, mpmd.AbstractMpmdMesh([{}, {}])).lower(*arguments)
+        planned(step, [jnp.ones((4, 4))] * 4, jnp.ones((2, 4)))
     (text,) = (str(warning.message) for warning in caught)
     assert text.startswith("the end of a stage that mpmd.plan or auto_marks(num_stages=...) has chosen")
     assert "mark_stage_end" not in text and "test_auto_marks.py" in text

@@ -16,6 +16,7 @@ from mpmd.compiler.find_layers.find_layers import find_layers, opened_for_layers
 from mpmd.compiler.find_layers.pieces import best_pieces
 from mpmd.compiler.find_layers.repeats import Repeat, find_runs
 from mpmd.compiler.jaxprs.equations import is_remat
+from tests.support.models import squares
 
 WIDTH = 32
 
@@ -135,7 +136,7 @@ def scanned(params, x, y):
         return (dense(p, h), count + 1), jnp.mean(h)
 
     (h, _), means = lax.scan(body, (params["in"] @ x, 0), params["layers"])
-    return jnp.mean((h @ params["out"] - y) ** 2) + jnp.sum(means)
+    return squares(h @ params["out"], y) + jnp.sum(means)
 
 
 def scanned_weights(layers):
@@ -157,7 +158,7 @@ def test_a_call_with_a_number_within_a_layer():
 
     def loss(params, x, y):
         h, _ = lax.scan(lambda h, w: (w @ jnp.clip(h, -1.0, 1.0), None), x, params)
-        return jnp.mean((h - y) ** 2)
+        return squares(h, y)
 
     args = shape(5, WIDTH, WIDTH), shape(WIDTH, 8), shape(WIDTH, 8)
     layers, _ = layers_of(loss, *args)

@@ -6,9 +6,7 @@ import optax
 import pytest
 
 import mpmd
-from mpmd.compiler.pipeline import compile_step
-from mpmd.compiler.request import CompileRequest
-from tests.support.models import batch, init, layer, make_step, weights
+from tests.support.models import batch, layer, mse, planned, sgd_step, squares, weights
 
 STAGES = 4
 
@@ -41,44 +39,25 @@ def in_a_scan(layer):
 WRAPPERS = {"plain": lambda layer: layer, "jit": jax.jit, "remat": jax.checkpoint, "scan": in_a_scan}
 
 
-def executables(apply, wrap, *, backward):
-    """The names of the executables for tasks of a pipeline of equal stages."""
-
-    def forward(params, x):
-        h = x
-        for stage, of_stage in enumerate(params):
-            h = wrap(lambda p, h: apply(h @ p["w"] + p["b"]))(of_stage, h)
-            h = mpmd.mark_stage_end(h) if stage < STAGES - 1 else h
-        return h
-
-    def evaluate(params, xs, ys):
-        schedule = mpmd.ForwardOnly(STAGES, STAGES)
-        return mpmd.treduce(lambda mb: forward(params, mb[0]).sum(), (xs, ys), schedule, operation=mpmd.Add)
-
-    def loss(params, x, y):
-        return jnp.mean((forward(params, x) - y) ** 2)
-
-    params = weights(STAGES)
-    args = (init(params) if backward else params, *batch())
-    compiled = compile_step(
-        CompileRequest(
-            make_step(loss, mpmd.Std1F1B(STAGES)) if backward else evaluate,
-            args,
-            {},
-            submeshes=[jax.sharding.AbstractMesh((1,), ("data",))] * STAGES,
-            donated=[False] * len(jax.tree.leaves(args)),
-        )
-    )
-    names = (executable.name for executable in compiled.program.plan.executables)
-    return sorted(name for name in names if name.startswith(("fwd", "bwd")))
+def executables(step):
+    """The names of the executables for tasks of a pipeline."""
+    plan = planned(step, weights(STAGES), *batch(), groups=STAGES).plan
+    return sorted(e.name for e in plan.executables if e.name.startswith(("fwd", "bwd")))
 
 
 @pytest.mark.usual("with_vjp-scan", "of_optax-jit")
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
 @pytest.mark.parametrize("apply", [jax.nn.relu, with_jvp, with_vjp, of_optax], ids=lambda f: f.__name__)
 def test_the_stages_between_the_first_and_the_last_share_executables(apply, wrap):
-    assert executables(apply, wrap, backward=False) == ["fwd_0", "fwd_1", "fwd_3"]
-    trained = executables(apply, wrap, backward=True)
+    def loss(params, x, y):
+        return mse(params, x, y, wrap(lambda p, h: apply(h @ p["w"] + p["b"])))
+
+    def evaluate(params, xs, ys):
+        schedule = mpmd.ForwardOnly(STAGES, STAGES)
+        return mpmd.treduce(lambda mb: loss(params, *mb), (xs, ys), schedule, operation=mpmd.Add)
+
+    assert executables(evaluate) == ["fwd_0", "fwd_1", "fwd_3"]
+    trained = executables(sgd_step(loss, mpmd.Std1F1B(STAGES)))
     assert trained == ["bwd_0", "bwd_2", "bwd_3", "fwd_0", "fwd_1", "fwd_3"]
 
 
@@ -87,8 +66,7 @@ def test_stages_that_differ_in_a_number_share_no_executable():
         h = mpmd.mark_stage_end(2.0 * layer(params[0], x))
         for i in (1, 2):
             h = mpmd.mark_stage_end((2.0 + i) * layer(params[i], h))
-        return jnp.mean((layer(params[3], h) - y) ** 2)
+        return squares(layer(params[3], h), y)
 
-    mesh = mpmd.AbstractMpmdMesh({"stage": STAGES}, "stage")
-    plan = mpmd.jit(make_step(loss, mpmd.Std1F1B(STAGES)), mesh).lower(init(weights(STAGES)), *batch()).plan
-    assert sum(executable.name.startswith("fwd") for executable in plan.executables) == STAGES
+    names = executables(sgd_step(loss, mpmd.Std1F1B(STAGES)))
+    assert sum(name.startswith("fwd") for name in names) == STAGES

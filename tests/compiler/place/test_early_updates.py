@@ -6,10 +6,8 @@ import optax
 import pytest
 
 import mpmd
-from mpmd.compiler.pipeline import compile_step
 from mpmd.compiler.place.early_updates import EarlyUpdates
-from mpmd.compiler.request import CompileRequest
-from tests.support.models import CLIPPED_ADAM, batch, mse, weights
+from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, planned, weights
 from tests.support.parity import assert_parity, mesh_of
 
 ADAM = optax.adam(1e-2)
@@ -20,64 +18,39 @@ def of_two_models(optimizer=ADAM, *, second_learns=True, keeps_gradients=False, 
     """Trains a model in a loop of its own, and then another one, which does not depend on the first."""
 
     def step(state, xs, ys):
-        (first, second), (first_state, second_state) = state
-
-        def learn(params, batch):
-            return mpmd.treduce(
-                lambda mb: jax.value_and_grad(mse)(params, *mb), batch, schedule=mpmd.Std1F1B(STAGES)
-            )
-
-        loss, grads = learn(first, (xs, ys))
-        updates, first_state = optimizer.update(grads, first_state, first)
-        new = optax.apply_updates(first, updates)
-        given = ys if not later_reads else ys + jax.tree.leaves(new)[0][0]
+        first, second = state
+        learn = make_step(mse, mpmd.Std1F1B(STAGES), optimizer, mpmd.Mean)
+        first, (loss, grads) = learn(first, xs, ys)
+        given = ys if not later_reads else ys + jax.tree.leaves(first)[0][0]
         if second_learns:
-            other_loss, others = learn(second, (xs, given))
-            updates, second_state = optimizer.update(others, second_state, second)
-            second = optax.apply_updates(second, updates)
+            second, (other_loss, _) = learn(second, xs, given)
         else:
             other_loss = mpmd.treduce(
-                lambda mb: mse(second, *mb),
+                lambda mb: mse(second[0], *mb),
                 (xs, given),
                 schedule=mpmd.ForwardOnly(STAGES, STAGES),
                 operation=mpmd.Add,
             )
-        return ((new, second), (first_state, second_state)), (
-            loss,
-            other_loss,
-            grads if keeps_gradients else (),
-        )
+        return (first, second), (loss, other_loss, grads if keeps_gradients else ())
 
     return step
 
 
 def state_of(optimizer=ADAM):
-    models = weights(STAGES), weights(STAGES)
-    return models, tuple(map(optimizer.init, models))
+    return (init(weights(STAGES), optimizer),) * 2
 
 
 def tasks_of(step, state, donated=True):
     """The groups that update the first model between the loops; and the most that each has in memory."""
-    leaves, more = jax.tree.leaves(state), jax.tree.leaves(batch())
-    with mesh_of(STAGES) as mesh:
-        compiled = compile_step(
-            CompileRequest(
-                step,
-                (state, *batch()),
-                {},
-                submeshes=mesh.abstract_submeshes,
-                donated=[donated] * len(leaves) + [False] * len(more),
-            )
-        )
-    plan = compiled.program.plan
-    updated = {leaf.name for leaf in plan.outputs if leaf.path.startswith("[0][0][0]")}
+    lowered = planned(step, state, *batch(), groups=STAGES, donate_argnums=0 if donated else ())
+    updated = {leaf.name for leaf in lowered.plan.outputs if leaf.path.startswith("[0][0][0]")}
     between = {
         program.mpmd_idx
-        for program in plan.programs
+        for program in lowered.plan.programs
         for run in program.runs
         if str(run.task).startswith("between") and not updated.isdisjoint(run.outputs)
     }
-    return between, compiled.verified.live_bytes
+    return between, lowered.compiled.verified.live_bytes
 
 
 def test_updates_run_between_loops_and_gradients_are_given_up(monkeypatch):

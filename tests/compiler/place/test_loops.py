@@ -6,9 +6,8 @@ import pytest
 from jax import lax
 
 import mpmd
-from tests.support.models import batch, keys, layer
+from tests.support.models import batch, descend, keys, layer, planned, squares
 from tests.support.parity import assert_parity, mesh_of
-from tests.support.programs.table import descend
 
 WIDTH, LAYERS = 4, 4
 
@@ -25,7 +24,7 @@ def loss(params, x, y):
         x = stage["gain"] * layer(stage, x)
         if i == 1:
             x = mpmd.mark_stage_end(x)
-    return jnp.mean((x - y) ** 2)
+    return squares(x, y)
 
 
 def train(update):
@@ -147,24 +146,18 @@ def sent(plan):
     ]
 
 
-def planned(update):
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
-    shapes = jax.eval_shape(lambda: (weights(), *batch(), jnp.int32(2)))
-    return mpmd.jit(train(update), mesh, donate_argnums=0).lower(*shapes).plan
-
-
-def after_loops(params, grads, count):
-    return descend(params, grads)
+def plan_of(update):
+    return planned(train(update), weights(), *batch(), jnp.int32(2), donate_argnums=0).plan
 
 
 @pytest.fixture(scope="module")
 def sent_by_microbatches():
-    return sent(planned(after_loops))
+    return sent(plan_of(lambda params, grads, count: descend(params, grads)))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_each_group_loops_over_its_own_weights(form, sent_by_microbatches):
-    plan = planned(lambda params, grads, count: descend(params, form(params, grads, count)))
+    plan = plan_of(lambda params, grads, count: descend(params, form(params, grads, count)))
     assert sent(plan) == sent_by_microbatches
     for leaf in plan.outputs[:-1]:
         layer_number = int(leaf.path[4])

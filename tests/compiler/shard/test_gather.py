@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.ir.plan import Free, OutsideTask
 from tests.support.collectives import bytes_by_operation
+from tests.support.models import descend, init, planned
 from tests.support.parity import assert_parity, mesh_of, uneven_mesh_of
 from tests.support.sharded_batches import (
     BATCH,
@@ -42,9 +43,9 @@ from tests.support.sharded_batches import (
 ONCE = {"partial_sums": "all", "gather": "step"}
 
 
-def sharded(params, axis="data"):
+def sharded(params):
     """The specs of parameters, along their last dimension."""
-    return jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), axis), params)
+    return jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), "data"), params)
 
 
 def nbytes(params):
@@ -129,7 +130,7 @@ def outside_the_loop(prepare, loss):
             lambda x: jax.value_and_grad(loss)(made, x), xs, ONE_F_ONE_B, operation=mpmd.Add
         )
         grads = jax.tree.map(lambda p, g: (g.T if g.ndim == 2 else g).astype(p.dtype), params, grads)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+        return descend(params, grads), value
 
     return step
 
@@ -197,7 +198,7 @@ def test_values_with_the_batch_of_a_microbatch_are_not_gathered():
         value, grads = mpmd.treduce_i(
             lambda i: jax.value_and_grad(loss)(params, i), len(xs), ONE_F_ONE_B, operation=mpmd.Add
         )
-        return (jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), center, key), value
+        return (descend(params, grads), center, key), value
 
     state = (mlp_weights(), jnp.ones((64, D)), jax.random.key(0))
     specs = ((FSDP[0], P("data"), P()), BATCH)
@@ -251,13 +252,11 @@ def test_groups_of_different_sizes():
 
 @pytest.mark.parametrize("specs", [(P(), BATCH), ([{"w": P(None, "data"), "b": P()}] * 2, P())])
 def test_plans_without_such_weights_do_not_change(specs):
-    step, params = train(mlp), mlp_weights()
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2, "data": 2}, "stage")
-    plans = [
-        mpmd.jit(step, mesh, in_specs=specs, gather=how).lower(params, MANY_ROWS).plan
+    once, often = (
+        planned(train(mlp), mlp_weights(), MANY_ROWS, axes={"data": 2}, in_specs=specs, gather=how).plan
         for how in ("step", "task")
-    ]
-    assert plans[0] == plans[1]
+    )
+    assert once == often
 
 
 def test_the_reader_behind_the_copy_is_explained(once):
@@ -285,7 +284,7 @@ def test_a_sharded_optimizer_state_updates_whole_weights():
         updates, moments = optimizer.update(grads, moments, params)
         return (optax.apply_updates(params, updates), moments), value
 
-    state = (mlp_weights(), optimizer.init(mlp_weights()))
+    state = init(mlp_weights(), optimizer)
     specs = (P(), jax.tree.map(lambda leaf: P("data") if leaf.ndim == 2 else P(), state[1]))
     loaded, in_loop, outside = run(step, state, MANY_ROWS, in_specs=(specs, BATCH))
     assert bytes_by_operation(in_loop) == {}

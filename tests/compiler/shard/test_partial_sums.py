@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from tests.support.collectives import bytes_by_operation, collectives_of
+from tests.support.models import FromZeros, descend, planned
 from tests.support.parity import assert_parity_on, mesh_of
 from tests.support.sharded_batches import (
     BATCH,
@@ -145,18 +146,14 @@ def test_of_two_axes_the_replicated_one_is_in_parts():
     }
 
 
-@pytest.mark.slow
 def test_halves_of_a_scanned_backward():
     step = train(on_second_stage(functools.partial(scanned, wrap=jax.checkpoint)), mpmd.ZeroBubble(2))
     _, in_loop, _ = run(step, with_first(STACKED), XS)
     assert bytes_by_operation(in_loop) == {}
 
 
-class Mean:
-    """An operation of the user's own, which is linear."""
-
-    def state(self, n, a):
-        return jnp.zeros(a.shape, a.dtype)
+class Mean(FromZeros):
+    """Is linear."""
 
     def update(self, state, update, index):
         return state + update / MICROBATCHES
@@ -193,7 +190,7 @@ def test_gradients_that_are_read_in_the_loop_stay_whole():
             return value, grads, jnp.sqrt(jnp.sum(grads[1]["w"] ** 2))
 
         value, grads, norm = mpmd.treduce(one, xs, ONE_F_ONE_B, operation=mpmd.Add)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), (value, norm)
+        return descend(params, grads), (value, norm)
 
     _, in_loop, outside = run(step, mlp_weights(), XS)
     assert bytes_by_operation(in_loop) == {"all-reduce": WEIGHT}
@@ -230,8 +227,8 @@ def test_plans_without_a_batch_that_all_groups_shard_alike_do_not_change(specs, 
 
 def test_rematerialized_functions_stay():
     loss = on_second_stage(functools.partial(scanned, wrap=jax.checkpoint))
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2, "data": 2}, "stage")
-    loaded = mpmd.jit(train(loss), mesh, in_specs=(P(), BATCH)).lower(with_first(STACKED), XS)
+    specs = P(), BATCH
+    loaded = planned(train(loss), with_first(STACKED), XS, axes={"data": 2}, in_specs=specs)
     jaxprs = [str(j) for (_, task), j in loaded.compiled.program.jaxprs.items() if "bwd_1" in str(task)]
     assert jaxprs and all("checkpoint[" in text or "remat2[" in text for text in jaxprs)
 

@@ -12,25 +12,24 @@ import mpmd
 from mpmd.ir.plan import Cell
 from tests.support.collectives import collectives_of
 from tests.support.explicit import draws
-from tests.support.models import WIDTH, mse, weights
+from tests.support.models import WIDTH, descend, mse, weights
 from tests.support.parity import assert_parity_on, mesh_of, uneven_mesh_of
 
 MICROBATCHES, ROWS = 4, 4
 X, Y = draws(MICROBATCHES * ROWS, WIDTH, seed=1), draws(MICROBATCHES * ROWS, WIDTH, seed=2)
 
 
-def train(cut, axis=0, stages=2):
-    """A step of gradient descent over a batch that ``cut`` makes microbatches of, along ``axis``."""
+def train(cut, stages=2):
+    """A step of gradient descent over a batch that ``cut`` makes microbatches of."""
 
     def step(params, x, y):
         loss, grads = mpmd.treduce(
             lambda mb: jax.value_and_grad(jax.checkpoint(mse))(params, *(h.astype("float32") for h in mb)),
             (cut(x), cut(y)),
             schedule=mpmd.Std1F1B(stages),
-            axis=axis,
             operation=mpmd.Mean,
         )
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+        return descend(params, grads), loss
 
     return step
 

@@ -5,7 +5,7 @@ import pytest
 
 import mpmd
 from mpmd.ir.plan import OutsideTask
-from tests.support.models import batch, init, make_step
+from tests.support.models import batch, planned, sgd_step, squares
 from tests.support.parity import assert_parity, mesh_of
 
 
@@ -16,7 +16,7 @@ def loss(params, x, y):
         h = jnp.tanh(h * sum(stage["w"]) + stage["b"])
         if i < len(params) - 1:
             h = mpmd.mark_stage_end(h)
-    return jnp.mean((h - y) ** 2)
+    return squares(h, y)
 
 
 @pytest.mark.slow
@@ -25,8 +25,8 @@ def test_a_model_whose_weights_are_all_single_numbers_is_cut_at_its_marks(shape)
     params = [
         {"w": [jnp.full(shape, 0.1 * (i + k)) for k in range(3)], "b": jnp.zeros(shape)} for i in (1, 2)
     ]
-    step = make_step(loss, mpmd.Std1F1B(2))
-    loaded = assert_parity(step, init(params), *batch(), mesh=mesh_of(2))
+    step = sgd_step(loss, mpmd.Std1F1B(2))
+    loaded = assert_parity(step, params, *batch(), mesh=mesh_of(2))
     for program in loaded.plan.programs:
         types = {run.task.type for run in program.runs if not isinstance(run.task, OutsideTask)}
         assert types == {("fwd", program.mpmd_idx), ("bwd", program.mpmd_idx)}
@@ -43,6 +43,5 @@ def test_a_loop_without_weights_is_computed_outside():
         return total * scale
 
     xs, _ = batch()
-    with mesh_of(2) as mesh:
-        plan = mpmd.jit(step, mesh).lower(xs, jnp.float32(2)).plan
+    plan = planned(step, xs, jnp.float32(2)).plan
     assert {type(run.task) for program in plan.programs for run in program.runs} == {OutsideTask}

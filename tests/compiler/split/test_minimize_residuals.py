@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from jax.extend.core import Var
 
 import mpmd
-from mpmd.compiler.jaxprs.equations import subjaxprs
+from mpmd.compiler.jaxprs.equations import all_eqns
 from mpmd.compiler.split.minimize_residuals import _minimum_cut
 from mpmd.keys import to_aval
 from mpmd.language.decisions import planning
 from tests.support.levels import task_graph
-from tests.support.models import BATCH, WIDTH, batch, init, layer, make_step, mse, weights
+from tests.support.models import BATCH, WIDTH, batch, layer, mse, sgd_step, squares, weights
 from tests.support.parity import assert_parity, mesh_of
 
 ACTIVATIONS = BATCH * WIDTH * 4
@@ -25,8 +25,8 @@ ONE_F_ONE_B = mpmd.Std1F1B(2)
 
 
 def split_works(stage, schedule=ONE_F_ONE_B):
-    step = make_step(functools.partial(mse, layer=stage), schedule)
-    graph = task_graph(step, init(weights(2)), *batch(), groups=2)
+    step = sgd_step(functools.partial(mse, layer=stage), schedule)
+    graph = task_graph(step, weights(2), *batch(), groups=2)
     return {str(member.work): member for member in graph.stage_work}
 
 
@@ -36,8 +36,7 @@ def kept(works, forward="fwd_0", backward="bwd_0"):
 
 
 def count(eqns, primitive):
-    inner = (jaxpr.eqns for eqn in eqns for jaxpr in subjaxprs(eqn))
-    return sum(eqn.primitive.name == primitive for eqn in eqns) + sum(count(i, primitive) for i in inner)
+    return sum(eqn.primitive.name == primitive for eqn in all_eqns(eqns))
 
 
 def gelu(p, h):
@@ -86,8 +85,8 @@ def test_results_are_those_of_plain_jax():
     def loss(params, x, y):
         return mse(list(zip(stages, params, strict=True)), x, y, lambda own, h: own[0](own[1], 0.5 * h))
 
-    step = make_step(loss, mpmd.Std1F1B(len(stages)))
-    assert_parity(step, init(weights(len(stages))), *batch(), mesh=mesh_of(len(stages)))
+    step = sgd_step(loss, mpmd.Std1F1B(len(stages)))
+    assert_parity(step, weights(len(stages)), *batch(), mesh=mesh_of(len(stages)))
 
 
 def test_an_activation_function_keeps_its_input_and_its_tanh():
@@ -139,10 +138,10 @@ def test_a_slice_keeps_what_each_slice_has_made_and_not_what_it_joins_of_that():
             rows, targets = x[start:stop], y[start:stop]
             made.append(rows @ params[0]["w"])
             h = mpmd.mark_stage_end(jax.nn.softmax(rows @ jnp.concatenate(made).T) @ jnp.concatenate(made))
-            total += jnp.mean((layer(params[1], h) - targets) ** 2)
+            total += squares(layer(params[1], h), targets)
         return total
 
-    graph = task_graph(make_step(loss, mpmd.Seq1F1B(2, 3)), init(weights(2)), *batch(), groups=2)
+    graph = task_graph(sgd_step(loss, mpmd.Seq1F1B(2, 3)), weights(2), *batch(), groups=2)
     works = {str(member.work): member for member in graph.stage_work}
     assert (2, WIDTH) not in {aval.shape for aval in kept(works, "fwd_2", "bwd_2")}  # of the second slice
 
@@ -179,8 +178,8 @@ def test_halves_of_a_backward_recompute_what_each_reads():
         return 0.1 * gelu(p, h) * (h @ p["w"]) + h
 
     schedule = mpmd.ZeroBubble(2)
-    step = make_step(functools.partial(mse, layer=stage), schedule)
-    assert_parity(step, init(weights(2)), *batch(), mesh=mesh_of(2))
+    step = sgd_step(functools.partial(mse, layer=stage), schedule)
+    assert_parity(step, weights(2), *batch(), mesh=mesh_of(2))
     works, plain = split_works(stage, schedule), split_works(stage)
     products = sum(count(work.eqns, "dot_general") for work in works.values())
     assert products == sum(count(work.eqns, "dot_general") for work in plain.values())

@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.keys import to_aval
 from tests.support.levels import task_graph
-from tests.support.models import BATCH, WIDTH, batch, init, make_step
+from tests.support.models import BATCH, WIDTH, batch, rows, sgd_step, squares
 from tests.support.parity import assert_close, mesh_of
-from tests.support.programs.scanned_layers import scanned, squares, stacked
+from tests.support.programs.scanned_layers import scanned, stacked
 
 LAYERS = 6
 ROW = BATCH * WIDTH * 4
@@ -45,7 +45,7 @@ def written_out(body):
     def loss(params, x, y):
         h = x
         for i in range(LAYERS):
-            h = body(jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]), h)
+            h = body(rows(params["layers"], i), h)
             if i in (1, 3):
                 h = mpmd.mark_stage_end(h)
         return squares(h, y)
@@ -53,9 +53,8 @@ def written_out(body):
     return loss
 
 
-def works_of(loss, schedule=None):
-    step = make_step(loss, schedule or mpmd.Std1F1B(3))
-    graph = task_graph(step, init(stacked(LAYERS)), *batch(), groups=3)
+def works_of(loss):
+    graph = task_graph(sgd_step(loss, mpmd.Std1F1B(3)), stacked(LAYERS), *batch(), groups=3)
     return {str(member.work): member for member in graph.stage_work}
 
 
@@ -82,7 +81,8 @@ def test_an_activation_keeps_its_input_and_its_tanh():
 def test_what_is_dear_runs_once():
     works = works_of(in_a_scan(gated))
     text = {name: "\n".join(map(str, works[name].eqns)) for name in ("fwd_1", "bwd_1")}
-    plain = str(jax.make_jaxpr(lambda p, h: jax.vjp(gated, p, h)[0])(*_layer_and_input()))
+    one = rows(stacked()["layers"], 0), batch()[0][0]
+    plain = str(jax.make_jaxpr(lambda p, h: jax.vjp(gated, p, h)[0])(*one))
     for primitive in ("dot_general", "rsqrt", "logistic"):
         assert text["fwd_1"].count(f"{primitive}[") + text["fwd_1"].count(f"{primitive} ") == plain.count(
             f"{primitive}["
@@ -90,15 +90,11 @@ def test_what_is_dear_runs_once():
     assert "rsqrt" not in text["bwd_1"] and "logistic" not in text["bwd_1"]
 
 
-def _layer_and_input():
-    return jax.tree.map(lambda leaf: leaf[0], stacked()["layers"]), batch()[0][0]
-
-
 def test_scans_without_marks_within_a_stage():
     def loss(params, x, y):
         h = x
         for i in range(3):
-            layers = jax.tree.map(lambda leaf, i=i: leaf[2 * i : 2 * i + 2], params["layers"])
+            layers = rows(params["layers"], slice(2 * i, 2 * i + 2))
             h = scanned(lambda h, p: gelu(p, h), h, layers)
             if i < 2:
                 h = mpmd.mark_stage_end(h)
@@ -116,17 +112,9 @@ def test_a_shard_map_in_the_body():
 
         return squares(lax.scan(body, x, params["layers"])[0], y)
 
-    def step(state, xs, ys):
-        value, grads = mpmd.treduce(
-            lambda mb: jax.value_and_grad(loss)(state, *mb),
-            (xs, ys),
-            schedule=mpmd.Std1F1B(3),
-            operation=mpmd.Add,
-        )
-        return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), value
-
+    step = sgd_step(loss, mpmd.Std1F1B(3))
     params, data = stacked(), batch()
     with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))):
         expected = jax.jit(step)(params, *data)
     with mesh_of(3, x=2) as mesh:
-        assert_close(mpmd.jit(step, mpmd_mesh=mesh)(params, *data), expected)
+        assert_close(mpmd.jit(step, mesh)(params, *data), expected)

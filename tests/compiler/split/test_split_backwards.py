@@ -1,6 +1,7 @@
 """Schedules that run the gradient of a stage's input and that of its weights as tasks of their own."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,9 @@ import pytest
 
 import mpmd
 from mpmd.compiler.jaxprs.equations import subjaxprs
-from mpmd.ir.plan import Run, Task
+from mpmd.ir.plan import Task
 from tests.support.levels import task_graph
-from tests.support.models import batch, init, layer, make_step, mse, weights
+from tests.support.models import Last, batch, layer, mse, mse_of, planned, sgd_step, squares, stack, weights
 from tests.support.parity import assert_parity, mesh_of
 
 
@@ -32,8 +33,8 @@ class WeightsLast(mpmd.Schedule):
 
 
 def check(loss, params, stages):
-    step = make_step(loss, WeightsLast(stages, stages))
-    return assert_parity(step, init(params), *batch(4), mesh=mesh_of(stages))
+    step = sgd_step(loss, WeightsLast(stages, stages))
+    return assert_parity(step, params, *batch(4), mesh=mesh_of(stages))
 
 
 def through(stage):
@@ -41,23 +42,15 @@ def through(stage):
         h = x
         for p in params:
             h = mpmd.mark_stage_end(stage(p, h))
-        return jnp.mean((h - y) ** 2)
+        return squares(h, y)
 
     return loss
 
 
-def stacked_weights(layers):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights(layers))
-
-
-def runs(loaded, group):
-    return [i for i in loaded.plan.programs[group].instructions if isinstance(i, Run)]
-
-
 def products(loss, params, stages):
     """How many matrix products each work of the loop has, those of a scan once for each iteration."""
-    step = make_step(loss, WeightsLast(stages, stages))
-    graph = task_graph(step, init(params), *batch(4), groups=stages)
+    step = sgd_step(loss, WeightsLast(stages, stages))
+    graph = task_graph(step, params, *batch(4), groups=stages)
     return {str(stage.work): count_products(stage.eqns) for stage in graph.stage_work}
 
 
@@ -71,7 +64,7 @@ def count_products(eqns):
 
 def test_halves_and_whole_backwards_of_one_stage():
     loaded = check(mse, weights(3), 3)
-    labels = [run.label for run in runs(loaded, 1)]
+    labels = [run.label for run in loaded.plan.programs[1].runs]
     assert labels.index("bwdA_1__3") < labels.index("bwdW_1__0")
     assert "bwd_1__2" in labels
 
@@ -111,7 +104,7 @@ def scanned_again_in_the_backward(stage, h):
     ids=["scan", "checkpoint", "shared", "nested"],
 )
 def test_a_scan_over_layers_is_taken_apart(stage, forward, halves):
-    counts = products(through(stage), [stacked_weights(3) for _ in range(3)], 3)
+    counts = products(through(stage), [stack(weights(3)) for _ in range(3)], 3)
     assert (counts["fwd_1"], (counts["bwdA_1"], counts["bwdW_1"])) == (forward, halves)
 
 
@@ -123,33 +116,30 @@ def test_results_of_stages_of_several_kinds_are_those_of_plain_jax():
     """Also of a result of a scan that is the scan's input."""
     stages = jax.jit(layer), jax.checkpoint(layer), conditional, scanned_again_in_the_backward, scanned_twice
 
-    def loss(params, x, y):
-        return mse(list(zip(stages, params, strict=True)), x, y, lambda own, h: own[0](*own[1:], h))
-
-    check(loss, [*weights(3), stacked_weights(1), stacked_weights(2)], 5)
+    check(functools.partial(mse_of, stages), [*weights(3), stack(weights(1)), stack(weights(2))], 5)
 
 
 def test_stages_without_weights_or_input_gradient_have_one_half():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], x))
         h = mpmd.mark_stage_end(jnp.sin(h))
-        return jnp.mean((layer(params[1], h) - y) ** 2)
+        return squares(layer(params[1], h), y)
 
     loaded = check(loss, weights(2), 3)
-    assert {run.label[:4] for run in runs(loaded, 0) if run.label.startswith("bwd")} == {"bwdW", "bwd_"}
-    assert {run.label[:4] for run in runs(loaded, 1) if run.label.startswith("bwd")} == {"bwdA", "bwd_"}
-
-
-class Last:
-    def state(self, n, a):
-        return jnp.zeros(a.shape, a.dtype)
-
-    def update(self, state, update, index):
-        return update
+    assert {run.label[:4] for run in loaded.plan.programs[0].runs if run.label.startswith("bwd")} == {
+        "bwdW",
+        "bwd_",
+    }
+    assert {run.label[:4] for run in loaded.plan.programs[1].runs if run.label.startswith("bwd")} == {
+        "bwdA",
+        "bwd_",
+    }
 
 
 @dataclasses.dataclass(frozen=True)
 class Descending(mpmd.Schedule):
+    """The last microbatch first."""
+
     def tasks(self, num_microbatches):
         order = range(num_microbatches - 1, -1, -1)
         return [
@@ -159,23 +149,22 @@ class Descending(mpmd.Schedule):
 
 
 def test_any_order_of_microbatches_gives_the_sums_the_maxima_and_the_stacks():
-    step = make_step(mse, Descending(3, 3))
-    assert_parity(step, init(weights(3)), *batch(), mesh=mesh_of(3))
+    assert_parity(sgd_step(mse, Descending(3, 3)), weights(3), *batch(), mesh=mesh_of(3))
 
 
 def test_an_operation_that_goes_by_order_refuses_another_one():
     def step(params, xs, ys):
         return mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), Descending(2, 2), operation=Last())
 
-    with mesh_of(2) as mesh, pytest.raises(mpmd.CompileError, match=r"runs fwd_1__3 before fwd_1__2, but a"):
-        mpmd.jit(step, mpmd_mesh=mesh)(weights(2), *batch(4))
+    with pytest.raises(mpmd.CompileError, match=r"runs fwd_1__3 before fwd_1__2, but a"):
+        planned(step, weights(2), *batch(4))
 
 
 def test_a_product_with_a_weight_of_two_later_stages_is_in_the_first_of_them():
     def loss(params, x, y):
         first = layer(params[0], x)
         h = mpmd.mark_stage_end(layer(params[1], mpmd.mark_stage_end(first)))
-        return jnp.mean((layer(params[1], h) - y) ** 2) + jnp.mean((first @ params[1]["w"]) ** 2)
+        return squares(layer(params[1], h), y) + jnp.mean((first @ params[1]["w"]) ** 2)
 
     counts = products(loss, weights(2), 3)
     assert (counts["fwd_0"], counts["fwd_1"], counts["fwd_2"]) == (1, 2, 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from tests.support.models import WIDTH, batch, layer, weights
+from tests.support.models import WIDTH, batch, descend, layer, squares, weights
 from tests.support.parity import mesh_of
 
 MICROBATCHES = 4
@@ -18,7 +18,7 @@ def train_step(params, xs, ys):
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], x))
         made = layer(params[1], h)
-        return jnp.mean((made - y) ** 2), made
+        return squares(made, y), made
 
     def one(mb):
         (value, made), grads = jax.value_and_grad(loss, has_aux=True)(params, *mb)
@@ -30,7 +30,7 @@ def train_step(params, xs, ys):
         schedule=mpmd.Std1F1B(2),
         operation=(mpmd.Add, mpmd.Concat(), mpmd.Add),
     )
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), made, value
+    return descend(params, grads), made, value
 
 
 def cut_in_the_step(params, xs, ys):
@@ -53,7 +53,7 @@ def test_what_is_made_of_each_row_is_no_next_batch(name, donated):
     xs, ys = map(shaped, batch(MICROBATCHES))
     params = weights(2)
     with mesh_of(2) as mesh:
-        compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=1 if donated else ())
+        compiled = mpmd.jit(step, mesh, donate_argnums=1 if donated else ())
         loaded = compiled.compile(params, xs, ys)
         number = len(jax.tree.leaves(params))
         state = [(i, i) for i in range(number)]
@@ -70,6 +70,6 @@ def test_what_a_step_also_returns_or_reads_whole_is_no_batch():
         return params, made + xs, value
 
     with mesh_of(2) as mesh:
-        loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(weights(2), *batch(MICROBATCHES))
+        loaded = mpmd.jit(step, mesh).compile(weights(2), *batch(MICROBATCHES))
     number = len(jax.tree.leaves(weights(2)))
     assert (number, number) in loaded.compiled.step.fed_back_leaves

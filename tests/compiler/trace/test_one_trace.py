@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from tests.support.models import batch, layer, weights
+from tests.support.models import batch, descend, layer, planned, squares, weights
 from tests.support.planned_steps import CLUSTER
 
-SCHEDULE, MESH = mpmd.Std1F1B(2), mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
+SCHEDULE = mpmd.Std1F1B(2)
 
 
 class Counted:
@@ -21,7 +21,7 @@ class Counted:
         self.calls += 1
         h = self.mark(layer(params[0], x))
         h = layer(params[1], h)
-        return self.returns(jnp.mean((h - y) ** 2), h)
+        return self.returns(squares(h, y), h)
 
 
 def rows_of(microbatches):
@@ -68,7 +68,7 @@ LOSSES = {
 def trained(gradients, loss):
     def step(params, xs, ys):
         value, grads = gradients(loss, params, xs, ys)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+        return descend(params, grads), value
 
     return step
 
@@ -76,7 +76,7 @@ def trained(gradients, loss):
 @pytest.mark.parametrize(("gradients", "options"), LOSSES.values(), ids=LOSSES)
 def test_a_compile_calls_the_loss_once(gradients, options):
     loss = Counted(**options)
-    mpmd.jit(trained(gradients, loss), MESH).lower(weights(2), *batch())
+    planned(trained(gradients, loss), weights(2), *batch())
     assert loss.calls == 1
 
 
@@ -84,7 +84,7 @@ def test_state_of_weak_types_calls_the_loss_again_with_the_types_of_the_second_s
     loss = Counted(**MARKED)
     params = [{name: jnp.full(leaf.shape, 0.1) for name, leaf in layer.items()} for layer in weights(2)]
     assert all(leaf.weak_type for leaf in jax.tree.leaves(params))
-    lowered = mpmd.jit(trained(by_hand, loss), MESH).lower(params, *batch())
+    lowered = planned(trained(by_hand, loss), params, *batch())
     assert loss.calls == 2
     assert not any(leaf.weak_type for leaf in lowered.compiled.step.argument_leaves)
 
@@ -94,7 +94,7 @@ def test_a_plan_calls_the_loss_once_and_once_for_each_simulated_candidate():
 
     def step(params, x, y):
         value, grads = mpmd.value_and_grad(loss)(params, x, y)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+        return descend(params, grads), value
 
     x, y = map(rows_of, batch())
     mpmd.plan(step, weights(2), x, y, cluster=CLUSTER, groups=2, submesh={}, simulate=2)

@@ -1,51 +1,12 @@
 """Train steps that users write, by theme: what plain JAX computes, a pipeline has to compute."""
 
-from tests.support.programs import (
-    architectures,
-    carried,
-    control_flow,
-    experts,
-    found_layers,
-    gradients,
-    optimizers,
-    outputs,
-    passes,
-    precision,
-    scanned_decoders,
-    scanned_layers,
-    scanned_libraries,
-    several_loops,
-    sharing,
-    sliced_training,
-    stacked_arrays,
-    stages,
-    submeshes,
-    training_codes,
-    updates,
-)
+import importlib
+import pkgutil
+
 from tests.support.programs.table import entries_of
 
-THEMES = (
-    stages,
-    sharing,
-    optimizers,
-    outputs,
-    control_flow,
-    architectures,
-    carried,
-    updates,
-    precision,
-    submeshes,
-    experts,
-    training_codes,
-    several_loops,
-    passes,
-    scanned_layers,
-    stacked_arrays,
-    scanned_libraries,
-    found_layers,
-    gradients,
-    scanned_decoders,
-    sliced_training,
-)
-PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]
+PROGRAMS = [
+    entry
+    for theme in pkgutil.iter_modules(__path__)
+    for entry in entries_of(importlib.import_module(f"{__name__}.{theme.name}"))
+]

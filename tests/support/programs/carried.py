@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import mpmd
-from tests.support.models import WIDTH, batch, keys, layer, mlp, weights
-from tests.support.programs.table import Case, descend, program
+from tests.support.models import WIDTH, batch, descend, keys, layer, mlp, squares, stack, weights
+from tests.support.programs.table import Case, program
 
 
 def with_gradients(loss, params):
@@ -19,7 +19,7 @@ def with_gradients(loss, params):
     return of_microbatch
 
 
-def case(loss, params, carry, schedule=None, data=None, groups=None, operation=mpmd.Add, **options):
+def case(loss, params, carry, schedule=None, data=None, **options):
     """Trains ``params`` with ``loss(params, carry, x, y)``, which returns the next carry, too."""
     schedule = schedule or mpmd.Std1F1B(3)
 
@@ -30,12 +30,12 @@ def case(loss, params, carry, schedule=None, data=None, groups=None, operation=m
             with_gradients(loss, params),
             (xs, ys),
             schedule=schedule,
-            operation=(operation, mpmd.Add),
+            operation=mpmd.Add,
             carry=carry,
         )
         return (descend(params, grads), carry), value
 
-    return Case(step, (params, carry), data or batch(4), groups or schedule.mpmd_dim, **options)
+    return Case(step, (params, carry), data or batch(4), schedule.mpmd_dim, **options)
 
 
 def statistics(stages):
@@ -72,7 +72,7 @@ def through(norm, stages=3):
             after.append(new)
             if i < stages - 1:
                 h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2), after
+        return squares(h, y), after
 
     return loss
 
@@ -116,7 +116,7 @@ def of_scanned_layers(norm):
             return mpmd.mark_stage_end(jnp.tanh(h), every=(1, 3, 2)), new
 
         h, after = jax.lax.scan(body, x, (params, running))
-        return jnp.mean((h - y) ** 2), after
+        return squares(h, y), after
 
     def on_their_groups(loaded):
         held = {
@@ -129,7 +129,6 @@ def of_scanned_layers(norm):
             for part, groups in parts.items()
         }
 
-    stack = lambda layers: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)  # noqa: E731
     return case(loss, stack(weights(6)), stack(statistics(6)), holds=on_their_groups)
 
 
@@ -156,7 +155,7 @@ def counts_and_keys():
             if i < len(params) - 1:
                 h = mpmd.mark_stage_end(h)
         after = (count + 1, jax.random.split(key)[0], (b, a + b + count), frozen)
-        return jnp.mean((h - y) ** 2) * (1 + 0.1 * count), after
+        return squares(h, y) * (1 + 0.1 * count), after
 
     carry = (jnp.float32(0), keys(1)[0], (jnp.float32(1), jnp.float32(1)), jnp.ones(4))
     return case(loss, weights(3), carry)
@@ -231,6 +230,6 @@ def constants_that_are_carried():
 
     def loss(params, x, y):
         h = mlp(params, x)
-        return jnp.mean((h - y) ** 2), h.mean(0)
+        return squares(h, y), h.mean(0)
 
     return Case(step, weights(3), batch())

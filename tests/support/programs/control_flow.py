@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, batch, layer, mse, weights
-from tests.support.programs.table import Case, descend, loop, program, stages_of, train
+from tests.support.models import BATCH, WIDTH, batch, descend, layer, mse, squares, weights
+from tests.support.programs.table import Case, loop, program, stages_of, train
 
 
 def two_layers(params, h):
@@ -58,7 +58,7 @@ def custom_vjp_around_the_mark():
 
     def loss(params, x, y):
         h = narrow(mpmd.mark_stage_end(narrow(layer(params[0], x))))
-        return jnp.mean((layer(params[1], h) - y) ** 2)
+        return squares(layer(params[1], h), y)
 
     return train(loss, weights(2), stages=2, tolerance=1e-3)
 

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import WIDTH, init, keys
+from tests.support.models import WIDTH, init, keys, squares
 from tests.support.programs.table import program, train
 
 EXPERTS = 4
@@ -53,21 +53,9 @@ def mixture_of_experts_on_a_mesh_of_its_own(variant):
         return h + mapped(h, gates, p["experts"]), balance
 
     def loss(params, x, y):
-        h, balance = block(params[0], x)
-        h, balance = mpmd.mark_stage_end((h, balance))
+        h, balance = mpmd.mark_stage_end(block(params[0], x))
         h, another = block(params[1], h)
-        return jnp.mean((h - y) ** 2) + 0.01 * (balance + another)
-
-    def step(state, x, y):
-        params, opt_state = state
-        value, grads = mpmd.treduce(
-            lambda microbatch: jax.value_and_grad(loss)(params, *microbatch),
-            (x, y),
-            schedule=mpmd.Std1F1B(2),
-            operation=mpmd.Mean,
-        )
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), (value, grads)
+        return squares(h, y) + 0.01 * (balance + another)
 
     def make(key):
         router, up, down = (

@@ -9,9 +9,20 @@ from jax import lax
 import mpmd
 from mpmd.language.decisions import Decisions, decided
 from mpmd.language.remat import Remat
-from tests.support.models import BATCH, CLIPPED_ADAM, MICROBATCHES, WIDTH, keys, layer, weights
-from tests.support.programs.scanned_layers import in_parts, squares, stacked
-from tests.support.programs.table import Case, descend, loop, program, train
+from tests.support.models import (
+    BATCH,
+    CLIPPED_ADAM,
+    MICROBATCHES,
+    WIDTH,
+    descend,
+    keys,
+    layer,
+    squares,
+    unmarked,
+    weights,
+)
+from tests.support.programs.scanned_layers import in_parts, stacked
+from tests.support.programs.table import Case, loop, program, train
 
 WORDS = 8
 
@@ -43,9 +54,7 @@ def forwards(count):
 @program([2, 3])
 def dense_layers(stages):
     def loss(params, x, y):
-        for p in params:
-            x = layer(p, x)
-        return squares(x, y)
+        return squares(unmarked(params, x), y)
 
     return train(
         mpmd.auto_marks(loss, stages), weights(6), stages, optimizer=CLIPPED_ADAM, holds=forwards(stages)
@@ -58,8 +67,8 @@ def language_model(params, x, y):
     return word_loss(h @ params["head"], y)
 
 
-def scanned_words(layers=6, width=32):
-    return stacked(layers, width, words=table(WORDS, width), head=table(width, WORDS))
+def scanned_words():
+    return stacked(6, 32, words=table(WORDS, 32), head=table(32, WORDS))
 
 
 @program(["plain", "rematerialised", "under jax.checkpoint"])

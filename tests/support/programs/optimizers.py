@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tests.support.models import SGD, batch, mse, weights
-from tests.support.programs.table import Case, descend, program, train, trains
+from tests.support.models import SGD, batch, descend, mse, weights
+from tests.support.programs.table import Case, program, train, trains
 
 EPS = 1e-3  # so that gradients near zero do not make Adam's first steps arbitrary
 ADAM = optax.adam(1e-2, eps=EPS)

@@ -5,14 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import mpmd
-from tests.support.models import batch, layer, mlp, mse, weights
-from tests.support.programs.table import Case, descend, loop, program, trains
-
-
-def without_marks(params, h):
-    for p in params:
-        h = layer(p, h)
-    return h
+from tests.support.models import FromZeros, batch, descend, mlp, mse, squares, unmarked, weights
+from tests.support.programs.table import Case, loop, program, trains
 
 
 @program()
@@ -20,7 +14,7 @@ def the_whole_model_before_the_loop():
     """Targets from an evaluation of the current weights."""
 
     def step(state, xs, ys):
-        targets = ys + 0.1 * jax.lax.stop_gradient(without_marks(state, xs))
+        targets = ys + 0.1 * jax.lax.stop_gradient(unmarked(state, xs))
         total, grads = trains(state, (xs, targets))
         return descend(state, grads), total
 
@@ -61,7 +55,7 @@ def a_result_used_twice_by_the_state():
         params, target = state
 
         def loss(params, x, y):
-            return mse(params, x, y) + 0.1 * without_marks(target, x).mean()
+            return mse(params, x, y) + 0.1 * unmarked(target, x).mean()
 
         total, grads = trains(params, (xs, ys), loss)
         new = descend(params, grads)
@@ -97,11 +91,8 @@ def with_aux(loss, operation):
     return Case(step, weights(3), batch())
 
 
-class Initial:
+class Initial(FromZeros):
     """Never updates the state."""
-
-    def state(self, n, a):
-        return jnp.zeros(a.shape, a.dtype)
 
     def update(self, state, update, index):
         return state
@@ -145,6 +136,6 @@ def auxiliary_output_under(entry):
 
     def loss(params, x, y):
         h = mlp(params, x)
-        return jnp.mean((h - y) ** 2), make(h)
+        return squares(h, y), make(h)
 
     return with_aux(loss, operation)

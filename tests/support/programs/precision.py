@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, batch, keys, layer, mse, weights
-from tests.support.programs.table import Case, descend, loop, program, train, trains
+from tests.support.models import BATCH, WIDTH, batch, descend, keys, layer, mse, squares, weights
+from tests.support.programs.table import Case, loop, program, train, trains
 
 
 @program()
@@ -17,7 +17,7 @@ def activations_sent_in_half_precision():
             h = layer(p, h)
             if i < 2:
                 h = mpmd.mark_stage_end(h.astype(jnp.bfloat16)).astype(jnp.float32)
-        return jnp.mean((h - y) ** 2)
+        return squares(h, y)
 
     def holds(loaded):
         (first, *_) = [group.sent_bytes for group in loaded.report().groups]
@@ -43,7 +43,7 @@ def arrays_of_few_bits(dtype):
             h = layer(params[0], x @ codes.astype(jnp.float32))
             narrow = jnp.abs(jax.lax.stop_gradient(h)).astype(dtype)
             h, narrow = mpmd.mark_stage_end((h, narrow))
-            return jnp.mean((layer(params[1], h + narrow.astype(jnp.float32) * h) - y) ** 2)
+            return squares(layer(params[1], h + narrow.astype(jnp.float32) * h), y)
 
         total, grads = trains(params, (xs, ys), loss, 2)
         flipped = (1 - codes.astype(jnp.float32)).astype(dtype)
@@ -100,7 +100,7 @@ def numbers_of_python_that_are_returned():
 def parameters_that_are_numbers():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(jnp.tanh(x * params[0] + params[1]))
-        return jnp.mean((h * params[2] - y) ** 2)
+        return squares(h * params[2], y)
 
     def step(state, xs, ys):
         total, grads = trains(state, (xs, ys), loss, 2)

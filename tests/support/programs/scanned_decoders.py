@@ -1,19 +1,22 @@
 """Scanned decoders as training codes write them, and other bodies of more than one operation."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM
-from tests.support.programs.architectures import block, causal, token_batches, transformer, word_loss
-from tests.support.programs.scanned_layers import LAYERS, WEIGHTS, squares, stacked
+from tests.support.models import CLIPPED_ADAM, squares, stack
+from tests.support.programs.scanned_layers import LAYERS, WEIGHTS, stacked
+from tests.support.programs.sliced_models import (
+    LENGTH,
+    attend,
+    causal,
+    decoder,
+    feed_forward,
+    heads_of,
+    token_batch,
+    token_losses,
+)
 from tests.support.programs.table import program, train
-
-
-def decoder():
-    params = transformer(LAYERS)
-    return params | {"blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["blocks"])}
 
 
 @program()
@@ -21,18 +24,23 @@ def layers_of_two_kinds_in_a_switch():
     """Attention of all tokens and of near ones, by a number for each layer."""
 
     def loss(params, tokens, targets):
-        mask = causal()
+        mask = causal(0, LENGTH, LENGTH)
         near = mask & ~jnp.tril(mask, -3)
+
+        def block(p, h, mask):
+            return feed_forward(p, h + attend(*heads_of(p, h), mask).reshape(h.shape) @ p["out"])
 
         def body(h, layer):
             p, kind = layer
             h = lax.switch(kind, [lambda h: block(p, h, near), lambda h: block(p, h, mask)], h)
             return mpmd.mark_stage_end(h, every=2), None
 
-        h, _ = lax.scan(body, params["table"][tokens], (params["blocks"], jnp.arange(LAYERS) % 2))
-        return word_loss(params, h, targets)
+        h, _ = lax.scan(body, params["embed"][tokens], (params["layers"], jnp.arange(LAYERS) % 2))
+        return token_losses(params, h, targets).mean()
 
-    return train(loss, decoder(), data=token_batches(4), optimizer=CLIPPED_ADAM)
+    params = decoder(LAYERS)
+    params["layers"] = stack(params["layers"])
+    return train(loss, params, data=token_batch(), optimizer=CLIPPED_ADAM)
 
 
 @program()

@@ -6,17 +6,17 @@ import optax
 from jax import lax
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, WIDTH, keys, layer
+from tests.support.models import CLIPPED_ADAM, WIDTH, keys, layer, squares
 from tests.support.programs.table import program, train
 
 LAYERS = 6
 
 
-def stacked(layers=LAYERS, width=WIDTH, dtype=jnp.float32, **others):
+def stacked(layers=LAYERS, width=WIDTH, **others):
     """Weights of ``layers`` layers, stacked along the first axis."""
     (key,) = keys(1)
-    w = jax.random.normal(key, (layers, width, width), dtype) / 2
-    return {"layers": {"w": w, "b": jnp.full((layers, width), 0.1, dtype)}, **others}
+    w = jax.random.normal(key, (layers, width, width)) / 2
+    return {"layers": {"w": w, "b": jnp.full((layers, width), 0.1)}, **others}
 
 
 def scanned(body, initial, xs, **options):
@@ -24,16 +24,12 @@ def scanned(body, initial, xs, **options):
     return lax.scan(lambda carry, x: (body(carry, x), None), initial, xs, **options)[0]
 
 
-def squares(h, y):
-    return jnp.mean((h - y) ** 2)
-
-
-def model(body=None, every=2, **options):
+def model(body=None, every=2):
     """A loss whose layers are ``body``, with a mark behind."""
     body = body or (lambda h, p: layer(p, h))
 
     def loss(params, x, y):
-        h = scanned(lambda h, p: mpmd.mark_stage_end(body(h, p), every=every), x, params["layers"], **options)
+        h = scanned(lambda h, p: mpmd.mark_stage_end(body(h, p), every=every), x, params["layers"])
         return squares(h, y)
 
     return loss

@@ -7,11 +7,8 @@ import optax
 from jax import lax
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, WIDTH, batch, drawn, drawn_like
-from tests.support.programs.scanned_layers import (
-    LAYERS,
-    squares,
-)
+from tests.support.models import CLIPPED_ADAM, WIDTH, batch, drawn, drawn_like, squares
+from tests.support.programs.scanned_layers import LAYERS
 from tests.support.programs.table import program, train
 
 

@@ -8,24 +8,27 @@ import mpmd
 from tests.support.models import (
     WIDTH,
     batch,
+    descend,
     init,
     keys,
     layer,
     mlp,
     mse,
+    squares,
+    unmarked,
     weights,
 )
 from tests.support.programs.passes import stays_on_one_group_each
 from tests.support.programs.scanned_layers import model, stacked
-from tests.support.programs.table import Case, descend, program
+from tests.support.programs.table import Case, program
 
 ADAM = optax.adam(1e-2, eps=1e-3)
 
 
-def gradients(loss, params, data, schedule, operation=mpmd.Mean):
-    """The accumulated loss and gradients."""
+def gradients(loss, params, data, schedule):
+    """The means of loss and gradients."""
     return mpmd.treduce(
-        lambda mb: jax.value_and_grad(loss)(params, *mb), data, schedule=schedule, operation=operation
+        lambda mb: jax.value_and_grad(loss)(params, *mb), data, schedule=schedule, operation=mpmd.Mean
     )
 
 
@@ -37,10 +40,6 @@ def updated(params, moments, grads, optimizer=ADAM):
 def microbatches(arrays, count):
     """Arrays of microbatches as others of as many microbatches."""
     return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[2:]), arrays)
-
-
-def stages_of(loaded):
-    return [(loop.schedule, loop.num_stages, loop.num_microbatches) for loop in loaded.plan.loops]
 
 
 @program()
@@ -80,7 +79,7 @@ def distillation():
     def holds(loaded):
         stays_on_one_group_each(loaded)
         # The last stage of either loop is on one group, and so the targets stay there.
-        sent = [value.aval.shape for edge in mpmd.explain(loaded).edges for value in edge.values]
+        sent = [value.aval.shape for edge in mpmd.exunmarked(loaded).edges for value in edge.values]
         assert (4, 4, 4) not in sent
 
     return Case(step, init(weights(3), ADAM), (weights(4)[1:], batch()[0]), steps=3, holds=holds)
@@ -100,7 +99,7 @@ def loops_with_carries():
                 h = layer(params[0], x - carry)
                 new = 0.9 * carry + 0.1 * x.mean(0)
                 h = layer(params[1], mpmd.mark_stage_end(h))
-                return jnp.mean((layer(params[2], mpmd.mark_stage_end(h)) - y) ** 2), new
+                return squares(layer(params[2], mpmd.mark_stage_end(h)), y), new
 
             (total, new), grads = jax.value_and_grad(loss, has_aux=True)(params)
             return new, (total, grads)
@@ -168,7 +167,7 @@ def a_loop_that_no_result_needs():
         return descend(params, grads), total
 
     def holds(loaded):
-        assert stages_of(loaded) == [("Std1F1B", 3, 4)]
+        assert [loop.schedule for loop in loaded.plan.loops] == ["Std1F1B"]
 
     return Case(step, weights(3), batch(), holds=holds)
 
@@ -182,22 +181,17 @@ def delayed_actor(differentiate):
 
     def critic_loss(critic, batch):
         guess = mlp(critic, jnp.concatenate([batch["seen"], batch["done"]], -1))
-        return jnp.mean((guess - batch["target"]) ** 2)
+        return squares(guess, batch["target"])
 
     def actor_loss(actor, critic, batch):
         action = jnp.tanh(mlp(actor, batch["seen"]))
-        return -jnp.mean(plain(critic, jnp.concatenate([batch["seen"], action], -1)))
-
-    def plain(params, h):
-        for stage in params:
-            h = layer(stage, h)
-        return h
+        return -jnp.mean(unmarked(critic, jnp.concatenate([batch["seen"], action], -1)))
 
     def step(state, batch):
         trained, moments, followers, count = state
-        action = jnp.tanh(plain(followers["actor"], batch["seen"]))
+        action = jnp.tanh(unmarked(followers["actor"], batch["seen"]))
         critics = ("first", "second")
-        values = [plain(followers[name], jnp.concatenate([batch["seen"], action], -1)) for name in critics]
+        values = [unmarked(followers[name], jnp.concatenate([batch["seen"], action], -1)) for name in critics]
         batch = {**batch, "target": batch["reward"] + 0.9 * jnp.minimum(*values)}
         new, new_moments, losses = dict(trained), dict(moments), {}
         for name in critics:

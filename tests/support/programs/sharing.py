@@ -6,7 +6,8 @@ import optax
 
 import mpmd
 from mpmd.ir.plan import Run
-from tests.support.models import BATCH, MICROBATCHES, WIDTH, keys, layer, weights
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, keys, layer, mse, squares, weights
+from tests.support.programs.stages import homes
 from tests.support.programs.table import program, train
 
 VOCABULARY = 5
@@ -29,16 +30,6 @@ def language_model(params, x, y):
 
 def tied():
     return {"table": jax.random.normal(keys(1)[0], (VOCABULARY, WIDTH)), "layers": weights(2)}
-
-
-def on_groups(path, mpmd_idxs):
-    """Asserts where an argument lives."""
-
-    def holds(loaded):
-        (leaf,) = (leaf for leaf in loaded.plan.inputs if leaf.path == path)
-        assert leaf.mpmd_idxs == mpmd_idxs, f"{path} is on {leaf.mpmd_idxs}"
-
-    return holds
 
 
 def accumulators(loaded, like):
@@ -76,12 +67,11 @@ def shared_weights_on_the_same_group():
     """Stages 0 and 2 share, and both are on group 0."""
 
     def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        h = mpmd.mark_stage_end(layer(params[1], h))
-        h = mpmd.mark_stage_end(layer(params[0], h))
-        return jnp.mean((layer(params[2], h) - y) ** 2)
+        return mse([params[0], params[1], params[0], params[2]], x, y)
 
-    holds = on_groups("args[0][0][0]['w']", (0,))
+    def holds(loaded):
+        assert homes(loaded, "args[0][0][0]['w']") == [(0,)]
+
     return train(loss, weights(3), schedule=mpmd.Interleaved1F1B(4, 2), holds=holds)
 
 
@@ -89,7 +79,7 @@ def shared_weights_on_the_same_group():
 def a_weight_used_twice_in_one_stage():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], layer(params[0], x)))
-        return jnp.mean((layer(params[1], jnp.sin(layer(params[1], h))) - y) ** 2)
+        return squares(layer(params[1], jnp.sin(layer(params[1], h))), y)
 
     def holds(loaded):
         assert accumulators(loaded, "args[0][0][0]['w']") == 2, "a weight has more than one accumulator"
@@ -104,6 +94,6 @@ def a_weight_with_a_penalty_whose_gradient_comes_from_a_later_stage():
     def loss(params, x, y):
         scaled = x * params["scale"]
         h = mpmd.mark_stage_end(jax.lax.stop_gradient(jnp.tanh(scaled)))
-        return jnp.mean((h + scaled - y) ** 2) + 0.01 * jnp.sum(params["scale"] ** 2)
+        return squares(h + scaled, y) + 0.01 * jnp.sum(params["scale"] ** 2)
 
     return train(loss, {"scale": jnp.linspace(0.5, 1.5, WIDTH)}, stages=2)

@@ -13,16 +13,11 @@ from tests.support.programs.table import train
 D_MODEL, HEADS, VOCABULARY, LENGTH, ROWS = 8, 2, 11, 12, 2
 
 
-def schedule_of(stages: int = 2, slices: int = 3, **options) -> mpmd.Schedule:
-    """The schedule of so many stages of the model and slices."""
-    return mpmd.Seq1F1B(stages, slices, **options)
-
-
-def decoder(layers=2, dtype=jnp.float32, **others):
+def decoder(layers=2, **others):
     """Parameters: an embedding, positions, layers of attention and a feed-forward part, and a head."""
 
     def dense(key, *shape):
-        return (jax.random.normal(key, shape) / np.sqrt(shape[0])).astype(dtype)
+        return jax.random.normal(key, shape) / np.sqrt(shape[0])
 
     embed, positions, head, *of_layers = keys(3 + layers)
     return {
@@ -44,10 +39,10 @@ def layer_params(key, dense):
     }
 
 
-def token_batch(microbatches=3, rows=ROWS):
-    """Tokens and targets, int32[microbatches, rows, LENGTH] each."""
+def token_batch(microbatches=3):
+    """Tokens and targets, int32[microbatches, ROWS, LENGTH] each."""
     (key,) = keys(1)
-    xs = jax.random.randint(key, (microbatches, rows, LENGTH), 0, VOCABULARY)
+    xs = jax.random.randint(key, (microbatches, ROWS, LENGTH), 0, VOCABULARY)
     return xs, jnp.roll(xs, -1, -1)
 
 
@@ -81,7 +76,7 @@ def together(chunks):
     return (jnp.concatenate(of_slices, 1) for of_slices in zip(*chunks, strict=True))
 
 
-def attention_layer(p, h, carried, start, attend=attend):
+def attention_layer(p, h, carried, start):
     """A layer on a slice; ``carried`` has the keys and values of the slices before it, a list of pairs."""
     q, k, v = heads_of(p, h)
     carried = [*(carried or []), (k, v)]
@@ -101,56 +96,38 @@ def embedded(params, x, start):
 
 def token_losses(params, h, y):
     """Cross entropies, ``float32[rows, length]``."""
-    head = params["head"] if "head" in params else params["embed"].T
-    logits = (norm(h) @ head).astype(jnp.float32)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, y)
+    return optax.softmax_cross_entropy_with_integer_labels(norm(h) @ params["head"], y)
 
 
-def bounds_of(slices, attention_share=0.5):
+def bounds_of(slices):
     """Unequal slices of the sequence, as attention needs them."""
-    return mpmd.slice_bounds(LENGTH, slices, attention_share=attention_share)
+    return mpmd.slice_bounds(LENGTH, slices, attention_share=0.5)
 
 
-def through_layers(
-    params,
-    arrays,
-    layer=attention_layer,
-    bounds=None,
-    stages=2,
-    mark=mpmd.mark_stage_end,
-    embed=embedded,
-):
-    """Passes each slice of the first of ``arrays`` through all layers, with a mark between stages.
+def sliced_loss(layer=attention_layer, slices=3, bounds=None, stages=2, embed=embedded):
+    """The mean loss of all tokens, slice by slice, with a mark between stages.
 
     ``layer(p, h, carried, start)`` returns ``h`` and what the layer hands to the next slice; the first slice
-    takes ``None``. Yields the last hidden state of each slice, and the slice of each other array.
+    takes ``None``.
     """
-    bounds = bounds or bounds_of(3)
-    ends = mpmd.stage_ends(len(params["layers"]), stages)
-    carried = [None] * len(params["layers"])
-    for start, (x, *others) in zip(bounds[:-1], mpmd.slices(arrays, bounds), strict=True):
-        h = embed(params, x, start)
-        for i, p in enumerate(params["layers"]):
-            h, carried[i] = layer(p, h, carried[i], start)
-            if i in ends:
-                h = mark(h)
-        yield h, *others
-
-
-def sliced_loss(layer=attention_layer, slices=3, bounds=None, **options):
-    """The mean loss of all tokens, slice by slice; ``options`` are for ``through_layers``."""
     bounds = bounds or bounds_of(slices)
 
     def loss(params, tokens, targets):
-        pieces = through_layers(params, (tokens, targets), layer, bounds, **options)
-        return sum(token_losses(params, h, y).sum() for h, y in pieces) / targets.size
+        ends = mpmd.stage_ends(len(params["layers"]), stages)
+        carried, total = [None] * len(params["layers"]), 0.0
+        for start, (x, y) in zip(bounds[:-1], mpmd.slices((tokens, targets), bounds), strict=True):
+            h = embed(params, x, start)
+            for i, p in enumerate(params["layers"]):
+                h, carried[i] = layer(p, h, carried[i], start)
+                if i in ends:
+                    h = mpmd.mark_stage_end(h)
+            total += token_losses(params, h, y).sum()
+        return total / targets.size
 
     return loss
 
 
-def train_slices(loss, params=None, stages=2, slices=3, *, data=None, schedule=None, **of_case):
-    """The case of a loss over slices; ``schedule``: options of the schedule of slices, or another one."""
-    if not isinstance(schedule, mpmd.Schedule):
-        schedule = schedule_of(stages, slices, **(schedule or {}))
-    params = decoder(stages) if params is None else params
-    return train(loss, params, schedule=schedule, data=data or token_batch(), **of_case)
+def train_slices(loss, params=None, slices=3, *, data=None, **of_case):
+    """The case of a loss over slices, of a model of two stages."""
+    schedule = mpmd.Seq1F1B(2, slices)
+    return train(loss, params or decoder(), schedule=schedule, data=data or token_batch(), **of_case)

@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, init
+from tests.support.models import CLIPPED_ADAM, descend, init, stack
 from tests.support.programs.sliced_models import (
     D_MODEL,
     HEADS,
@@ -20,14 +20,13 @@ from tests.support.programs.sliced_models import (
     embedded,
     feed_forward,
     heads_of,
-    schedule_of,
     sliced_loss,
     together,
     token_batch,
     token_losses,
     train_slices,
 )
-from tests.support.programs.table import Case, descend, program
+from tests.support.programs.table import Case, program
 
 
 @program()
@@ -49,7 +48,7 @@ def slices_of_scans_with_marks():
         return total / targets.size
 
     params = decoder(4)
-    params["stack"] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params.pop("layers"))
+    params["stack"] = stack(params.pop("layers"))
     return train_slices(loss, params, slices=2, optimizer=CLIPPED_ADAM)
 
 
@@ -65,7 +64,7 @@ def slices_with_a_count_that_each_microbatch_carries():
             return 0.9 * mean + 0.1 * loss, (loss, grads)
 
         mean, (total, grads) = mpmd.treduce(
-            of_microbatch, (xs, ys), schedule_of(slices=2), operation=mpmd.Add, carry=mean
+            of_microbatch, (xs, ys), mpmd.Seq1F1B(2, 2), operation=mpmd.Add, carry=mean
         )
         return (descend(params, grads), mean), (total, grads)
 
@@ -92,7 +91,7 @@ def slices_of_inputs_that_are_differentiated():
         total, (grads, of_inputs) = mpmd.treduce(
             lambda mb: jax.value_and_grad(loss, (0, 1))(params, *mb),
             (xs, ys),
-            schedule_of(),
+            mpmd.Seq1F1B(2, 3),
             operation=(mpmd.Add, (mpmd.Add, mpmd.Concat())),
         )
         return descend(params, grads), (total, of_inputs)

@@ -8,17 +8,9 @@ import optax
 from jax import lax
 
 import mpmd
-from tests.support.models import BATCH, CLIPPED_ADAM, WIDTH, batch, layer
-from tests.support.programs.scanned_layers import (
-    LAYERS,
-    WEIGHTS,
-    in_parts,
-    model,
-    scanned,
-    squares,
-    stacked,
-)
-from tests.support.programs.table import Case, descend, loop, program, train, trains
+from tests.support.models import BATCH, CLIPPED_ADAM, WIDTH, batch, descend, layer, rows, squares
+from tests.support.programs.scanned_layers import LAYERS, WEIGHTS, in_parts, model, scanned, stacked
+from tests.support.programs.table import Case, loop, program, train, trains
 
 
 @program()
@@ -26,9 +18,7 @@ def several_scans_over_one_stack():
     """The first scan has one stage, the second one two."""
 
     def loss(params, x, y):
-        first, second = (
-            jax.tree.map(lambda leaf, s=s: leaf[s], params["layers"]) for s in (slice(2), slice(2, LAYERS))
-        )
+        first, second = (rows(params["layers"], part) for part in (slice(2), slice(2, LAYERS)))
         h = scanned(lambda h, p: mpmd.mark_stage_end(layer(p, h), num_stages=1), x, first)
         h = scanned(lambda h, p: mpmd.mark_stage_end(jnp.sin(layer(p, h)), num_stages=2), h, second)
         return squares(h, y)
@@ -45,12 +35,10 @@ def one_function_scanned_twice():
         return scanned(lambda h, p: mpmd.mark_stage_end(layer(p, h), every=2), h, layers)
 
     def loss(params, x, y):
-        first, second = (
-            jax.tree.map(lambda leaf, s=s: leaf[s], params["layers"]) for s in (slice(4), slice(4, 8))
-        )
+        first, second = (rows(params["layers"], part) for part in (slice(4), slice(4, 8)))
         return squares(run(run(x, first), second), y)
 
-    return train(loss, stacked(8), 4, optimizer=CLIPPED_ADAM, groups=4)
+    return train(loss, stacked(8), 4, optimizer=CLIPPED_ADAM)
 
 
 @program(["inner", "outer"])
@@ -60,15 +48,13 @@ def nested_scans(kind):
     def block(h, p):
         return scanned(lambda h, q: layer(q, h), h, p)
 
-    def loss(params, x, y):
-        layers = params["layers"]
-        if kind == "inner":
-            layers = jax.tree.map(lambda leaf: leaf.reshape(3, 2, *leaf.shape[1:]), layers)
-        return model(block, every=1)({"layers": layers}, x, y)
+    def blocks(params):
+        return jax.tree.map(lambda leaf: leaf.reshape(3, 2, *leaf.shape[1:]), params)
 
-    params = stacked()
-    if kind == "outer":
-        params = jax.tree.map(lambda leaf: leaf.reshape(3, 2, *leaf.shape[1:]), params)
+    def loss(params, x, y):
+        return model(block, every=1)(blocks(params) if kind == "inner" else params, x, y)
+
+    params = stacked() if kind == "inner" else blocks(stacked())
     return train(loss, params, optimizer=CLIPPED_ADAM, holds=WEIGHTS)
 
 
@@ -156,13 +142,13 @@ def only_the_last_layers_are_trained():
         return jax.tree.map(lambda *both: jnp.concatenate(both), first, last)
 
     def step(layers, xs, ys):
-        frozen, trained = jax.tree.map(lambda a: a[:4], layers), jax.tree.map(lambda a: a[4:], layers)
+        frozen, trained = rows(layers, slice(4)), rows(layers, slice(4, None))
 
         def loss(trained, x, y):
             return model()({"layers": joined(frozen, trained)}, x, y)
 
         value, grads = trains(trained, (xs, ys), loss)
-        return joined(jax.tree.map(lambda a: a[:4], layers), descend(trained, grads)), value
+        return joined(frozen, descend(trained, grads)), value
 
     return Case(step, stacked()["layers"], batch(), holds=in_parts("args[0]['w'][", "args[0]['b']["))
 
@@ -200,7 +186,7 @@ def a_network_with_skips_from_scan_to_scan():
 
     params = {"down": stacked(4)["layers"], "up": jax.tree.map(jnp.sin, stacked(4)["layers"])}
     holds = in_parts("[0]['down']['w'][", "[0]['up']['w'][", parts=2)
-    return train(loss, params, 4, optimizer=CLIPPED_ADAM, groups=4, holds=holds)
+    return train(loss, params, 4, optimizer=CLIPPED_ADAM, holds=holds)
 
 
 @program()

@@ -4,11 +4,15 @@ import jax
 import jax.numpy as jnp
 
 import mpmd
-from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mlp, mse, weights
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mlp, mse, squares, weights
 from tests.support.programs.table import program, train
 
 ACTIVATION = BATCH * WIDTH * 4
 """Bytes of what one microbatch sends from a stage to the next, or back."""
+
+
+ON_ITS_OWN = [(0,), (0,), (1,), (1,), (2,), (2,)]
+"""The groups of a bias and a weight of each of three stages."""
 
 
 def homes(loaded, prefix="args[0][0]"):
@@ -42,7 +46,7 @@ def a_stage_without_parameters(which):
             h = jnp.sin(h) if i == position else layer(next(remaining), h)
             if i < 2:
                 h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2)
+        return squares(h, y)
 
     return train(loss, weights(2), warns="no work" if which == "first" else None)
 
@@ -54,7 +58,7 @@ def frozen_stages(frozen):
         return mse(parts, x, y)
 
     def holds(loaded):
-        assert homes(loaded)[:6] == [(0,), (0,), (1,), (1,), (2,), (2,)]
+        assert homes(loaded) == ON_ITS_OWN
         sent = sum(group.sent_bytes for group in loaded.report().groups)
         trained = [i for i in range(3) if i not in frozen]
         boundaries = 2 + 2 - min(trained)  # forward over both; backward as far as something is trained
@@ -72,7 +76,7 @@ def penalties_on_all_weights():
         return mse(params, x, y) + 0.01 * l2 + 0.001 * l1
 
     def holds(loaded):
-        assert homes(loaded)[:6] == [(0,), (0,), (1,), (1,), (2,), (2,)]
+        assert homes(loaded) == ON_ITS_OWN
 
     return train(loss, weights(3), holds=holds)
 

@@ -6,20 +6,12 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import SGD, batch, init, layer, make_step, mlp, mse, weights
-from tests.support.programs.table import Case, descend, loop, program
+from tests.support.models import batch, descend, init, layer, make_step, mlp, mse, squares, weights
+from tests.support.programs.table import Case, loop, program, train
 
 ADAM = optax.adam(1e-2, eps=1e-3)
 ROWS = P(None, "fsdp")
 """Of a batch (microbatches, rows, width): the rows."""
-
-
-def case(axes, specs, loss=mse, optimizer=SGD, stages=2, params=None, **options):
-    """``specs`` are for the state, and for each array of the batch."""
-    step = make_step(loss, mpmd.Std1F1B(stages), optimizer)
-    state = init(params or weights(stages), optimizer)
-    holds = options.pop("holds", None)
-    return Case(step, state, batch(), stages, axes, {"in_specs": specs, **options}, holds=holds)
 
 
 def like_parameters(state, spec):
@@ -35,7 +27,7 @@ def fully_sharded_and_gathered_once(schedule):
         h = x @ params["table"]
         for p in params["layers"]:
             h = mpmd.mark_stage_end(layer(p, h))
-        return jnp.mean((h @ params["table"].T - y) ** 2)
+        return squares(h @ params["table"].T, y)
 
     def holds(loaded):
         for e in loaded.plan.executables:
@@ -60,33 +52,21 @@ def specs_of_the_results():
         assert by_path["[1][1][0]['w']"] == (None, "fsdp"), f"a gradient has {by_path}"
 
     gradients = [{"w": P(None, "fsdp"), "b": P()}] * 2
-    return case({"fsdp": 2}, (specs, ROWS, ROWS), out_specs=(specs, (P(), gradients)), holds=holds)
+    options = {"in_specs": (specs, ROWS, ROWS), "out_specs": (specs, (P(), gradients))}
+    return train(mse, weights(2), 2, axes={"fsdp": 2}, options=options, holds=holds)
 
 
 @program()
 def constraints_within_stages():
+    def constrained(h, *spec):
+        """Under plain JAX there is no mesh for a constraint to be about."""
+        return h if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(h, P(*spec))
+
     def loss(params, x, y):
-        h = x
-        for i, p in enumerate(params):
-            h = jax.lax.with_sharding_constraint(layer(p, h), P("fsdp", None))
-            if i < 1:
-                h = mpmd.mark_stage_end(h)
-        h = jax.lax.with_sharding_constraint(h, P(None, "fsdp"))
-        return jnp.mean((h - y) ** 2)
+        h = mlp(params, x, lambda p, h: constrained(layer(p, h), "fsdp", None))
+        return squares(constrained(h, None, "fsdp"), y)
 
-    def plain(params, x, y):
-        return jnp.mean((mlp(params, x) - y) ** 2)
-
-    return case({"fsdp": 2}, (P(), ROWS, ROWS), loss_with_and_without_a_mesh(loss, plain))
-
-
-def loss_with_and_without_a_mesh(sharded, plain):
-    """What plain JAX runs has no mesh for constraints to be about."""
-
-    def loss(*args):
-        return (plain if jax.sharding.get_abstract_mesh().empty else sharded)(*args)
-
-    return loss
+    return train(loss, weights(2), 2, axes={"fsdp": 2}, options={"in_specs": (P(), ROWS, ROWS)})
 
 
 @program()
@@ -111,53 +91,6 @@ def gradients_divided_by_a_token_count():
         return descend(state, grads, 0.1 / count), total / count
 
     return Case(step, weights(2), batch(), 2, {"fsdp": 2}, {"in_specs": (P("fsdp"), ROWS, ROWS)})
-
-
-def tiny_transformer(params, x, y):
-    """An embedding, scanned layers with attention that are rematerialized, and a head, in two stages."""
-
-    @jax.checkpoint
-    def attend(h, p):
-        scores = jnp.einsum("bsd,btd->bst", h @ p["query"], h)
-        return h + jnp.tanh(jax.nn.softmax(scores) @ h @ p["value"]), None
-
-    tokens, targets = jnp.int32(x > 0) + 2, jnp.int32(y > 0)
-    h = params["table"][tokens] + params["positions"][: tokens.shape[-1]]
-    h = mpmd.mark_stage_end(jax.lax.scan(attend, h, params["first"])[0])
-    h = jax.lax.scan(attend, h, params["second"])[0]
-    picked = jnp.take_along_axis(jax.nn.log_softmax(h @ params["head"]), targets[..., None], -1)
-    weights = jnp.float32(y > -1)
-    return -jnp.sum(picked[..., 0] * weights) / jnp.sum(weights)
-
-
-def tiny_transformer_parameters():
-    layers = {"query": jnp.stack([jnp.eye(4)] * 2), "value": jnp.stack([weights(1)[0]["w"]] * 2)}
-    table = jnp.sin(jnp.arange(16.0)).reshape(4, 4)
-    return {"table": table, "positions": table / 2, "first": layers, "second": layers, "head": table.T}
-
-
-@program(
-    {
-        "1F1B": (mpmd.Std1F1B(2), "replicated", P()),
-        "zero bubble": (mpmd.ZeroBubble(2), "replicated", P()),
-        "FSDP": (mpmd.Std1F1B(2), "all", P("fsdp")),
-        "no partial sums": (mpmd.Std1F1B(2), "none", P()),
-    },
-)
-def data_parallel_transformer(variant):
-    schedule, partial_sums, spec = variant
-
-    def holds(loaded):
-        parts = [
-            e for e in loaded.plan.executables if e.name.startswith("before") and ("fsdp",) in e.out_specs
-        ]
-        assert bool(parts) == (partial_sums != "none")
-
-    step = make_step(tiny_transformer, schedule, SGD)
-    state = init(tiny_transformer_parameters(), SGD)
-    specs = (jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state), ROWS, ROWS)
-    options = {"in_specs": specs, "partial_sums": partial_sums}
-    return Case(step, state, batch(), 2, {"fsdp": 2}, options, holds=holds)
 
 
 @program()

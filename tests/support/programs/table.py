@@ -14,7 +14,7 @@ import pytest
 
 import mpmd
 from mpmd.step.loaded_step import LoadedStep
-from tests.support.models import SGD, batch, init, make_step, mse, weights
+from tests.support.models import SGD, batch, descend, init, make_step, mse, weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +105,12 @@ def train(
     """
     schedule = schedule or mpmd.Std1F1B(stages)
     step = make_step(loss, schedule, optimizer, operation)
-    groups = of_case.pop("groups", schedule.mpmd_dim)
-    return Case(step, init(params, optimizer), data or batch(), groups, **of_case)
+    return Case(step, init(params, optimizer), data or batch(), schedule.mpmd_dim, **of_case)
 
 
-def stages_of(stage: Callable[..., Any], params: Any = None, **of_case: Any) -> Case:
+def stages_of(stage: Callable[..., Any]) -> Case:
     """Trains a model of three stages, each of which is ``stage(p, h)`` of its parameters."""
-    return train(partial(mse, layer=stage), weights(3) if params is None else params, **of_case)
+    return train(partial(mse, layer=stage), weights(3))
 
 
 def loop(fun: Callable[..., Any], data: Any, stages: int = 3, operation: Any = mpmd.Add) -> Any:
@@ -122,11 +121,6 @@ def loop(fun: Callable[..., Any], data: Any, stages: int = 3, operation: Any = m
 def trains(params: Any, data: Any, loss: Callable[..., Any] = mse, stages: int = 3) -> Any:
     """The loss and gradients of ``params``, added up over the microbatches of ``data``."""
     return loop(lambda *mb: jax.value_and_grad(loss)(params, *mb), data, stages)
-
-
-def descend(params: Any, grads: Any, rate: Any = 0.1) -> Any:
-    """A step of gradient descent."""
-    return jax.tree.map(lambda p, g: p - rate * g, params, grads)
 
 
 def by_index(loss: Callable[..., Any], schedule: mpmd.Schedule | None = None) -> Callable[..., Any]:

@@ -12,9 +12,9 @@ from tests.support.programs.table import Case, program
 WIDTH, CLASSES, STAGES = 4, 3, 3
 
 
-def examples(microbatches=4, rows=4):
+def examples():
     """Points, and classes that depend on them."""
-    x = jax.random.normal(keys(1)[0], (microbatches * rows, WIDTH))
+    x = jax.random.normal(keys(1)[0], (16, WIDTH))
     return x, jnp.argmax(x[:, :CLASSES], -1)
 
 

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import mpmd
-from tests.support.models import WIDTH, batch, layer, mse, weights
-from tests.support.programs.stages import homes
-from tests.support.programs.table import Case, descend, loop, program, trains
+from tests.support.models import WIDTH, batch, descend, layer, mse, weights
+from tests.support.programs.stages import ON_ITS_OWN, homes
+from tests.support.programs.table import Case, loop, program, trains
 
 
 @program()
@@ -31,13 +30,13 @@ def an_optimizer_that_knows_the_hessian():
 
     def step(state, xs, ys):
         def loss(params, x, y):
-            h, factors = x, []
-            for i, p in enumerate(params):
+            factors = []
+
+            def observed(p, h):
                 factors.append(h.T @ h)
-                h = layer(p, h)
-                if i < 2:
-                    h = mpmd.mark_stage_end(h)
-            return jnp.mean((h - y) ** 2), jax.lax.stop_gradient(factors)
+                return layer(p, h)
+
+            return mse(params, x, y, observed), jax.lax.stop_gradient(factors)
 
         (total, factors), grads = loop(
             lambda x, y: jax.value_and_grad(loss, has_aux=True)(state, x, y), (xs, ys)
@@ -64,7 +63,7 @@ def sharpness_aware_by_an_ascent_from_the_last_step():
         return (descend(params, grads), grads), total
 
     def holds(loaded):
-        assert homes(loaded, "args[0]") == [(0,), (0,), (1,), (1,), (2,), (2,)] * 2
+        assert homes(loaded, "args[0]") == ON_ITS_OWN * 2
 
     return Case(step, (weights(3), jax.tree.map(jnp.ones_like, weights(3))), batch(), holds=holds)
 

@@ -11,6 +11,7 @@ import optax
 from jax import lax
 
 import mpmd
+from tests.support.models import FromZeros, Last, rows
 from tests.support.random_programs.layers import BATCH, WIDTH, apply
 from tests.support.random_programs.schedules import make
 
@@ -61,7 +62,7 @@ def as_list(program, params):
     """One ``{"w", "b"}`` for each weight."""
     if not program.stacked:
         return params
-    return [jax.tree.map(lambda leaf, i=i: leaf[i], params) for i in range(len(program.weights))]
+    return [rows(params, i) for i in range(len(program.weights))]
 
 
 def prepared(names, params, rate):
@@ -222,17 +223,7 @@ def body_of(program, params, shared):
     return jax.jit(body) if program.jit == "body" else body
 
 
-class Last:
-    """Keeps the last microbatch's value."""
-
-    def state(self, n, a):
-        return jnp.zeros(a.shape, a.dtype)
-
-    def update(self, state, update, index):
-        return update
-
-
-class Mean(Last):
+class Mean(FromZeros):
     """The mean so far."""
 
     def update(self, state, update, index):
@@ -240,7 +231,7 @@ class Mean(Last):
 
 
 @dataclasses.dataclass(frozen=True)
-class Decay(Last):
+class Decay(FromZeros):
     """A sum that decays by a value of the step."""
 
     rate: jax.Array

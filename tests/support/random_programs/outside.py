@@ -13,6 +13,7 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from tests.support.models import stack
 from tests.support.random_programs.layers import BATCH, WIDTH
 from tests.support.random_programs.loop import KEYS, joined, loop_of, prepared, trainable_of
 
@@ -138,7 +139,7 @@ def arguments_of(program):
 
     params = [{"w": weight((WIDTH, WIDTH), dtype), "b": weight(WIDTH, dtype)} for dtype in program.weights]
     if program.stacked:
-        params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+        params = stack(params)
     state = {"params": params}
     if program.mode == "grad":
         trainable = trainable_of(program, params)

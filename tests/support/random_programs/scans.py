@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, SGD, WIDTH, make_step
+from tests.support.models import CLIPPED_ADAM, SGD, WIDTH, make_step, rows, squares, stack
 from tests.support.random_programs.description import Described
 
 POLICIES = {
@@ -118,11 +118,11 @@ def state_of(program):
     """``params, optimizer state``."""
     layers = program.layers + 2 * (program.source == "slices")
     w = jax.random.normal(jax.random.key(1), (layers, WIDTH, WIDTH)) / 2
-    stack = {"w": w, "b": jnp.full((layers, WIDTH), 0.1)}
+    stacked = {"w": w, "b": jnp.full((layers, WIDTH), 0.1)}
     if program.source == "list":
-        params = {"layers": [jax.tree.map(lambda leaf, i=i: leaf[i], stack) for i in range(layers)]}
+        params = {"layers": [rows(stacked, i) for i in range(layers)]}
     else:
-        params = {"layers": jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, program.axis), stack)}
+        params = {"layers": jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, program.axis), stacked)}
     params |= {"shared": jnp.eye(WIDTH) / 8, "head": jnp.eye(WIDTH), "first": jnp.eye(WIDTH) / 2}
     return params, OPTIMIZERS[program.optimizer].init(params)
 
@@ -130,9 +130,9 @@ def state_of(program):
 def stack_of(program, params):
     """The weights that are scanned over."""
     if program.source == "list":
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["layers"])
-    stack = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, program.axis, 0), params["layers"])
-    return jax.tree.map(lambda leaf: leaf[1:-1], stack) if program.source == "slices" else stack
+        return stack(params["layers"])
+    stacked = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, program.axis, 0), params["layers"])
+    return rows(stacked, slice(1, -1)) if program.source == "slices" else stacked
 
 
 def within(program, what, fun):
@@ -142,9 +142,9 @@ def within(program, what, fun):
 
 
 def loss_of(program, params, x, y):
-    stack = stack_of(program, params)
+    stacked = stack_of(program, params)
     if program.half:
-        stack = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), stack)
+        stacked = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), stacked)
     more = {
         "count": jnp.int32(1),
         "total": jnp.float32(0),
@@ -175,16 +175,16 @@ def loss_of(program, params, x, y):
             h = mpmd.mark_stage_end(h, **spread_of(program))
         return (h, more), jnp.mean(h) if program.stacks else None
 
-    def run(h, stack):
+    def run(h, stacked):
         carry = h, {name: more[name] for name in program.carried}
         options = {"reverse": program.reverse, "unroll": min(program.unroll, program.layers)}
-        return lax.scan(within(program, "body", body), carry, stack, **options)
+        return lax.scan(within(program, "body", body), carry, stacked, **options)
 
     h = x
     if program.between:
         h = mpmd.mark_stage_end(jnp.tanh(h @ params["first"]))
-    (h, more), means = within(program, "scan", run)(h, stack)
-    loss = jnp.mean((h @ params["head"] - y) ** 2) + more.get("total", 0)
+    (h, more), means = within(program, "scan", run)(h, stacked)
+    loss = squares(h @ params["head"], y) + more.get("total", 0)
     if program.stacks:
         loss += jnp.sum(means * jnp.arange(1, program.layers + 1)) / 8
     if program.penalty:

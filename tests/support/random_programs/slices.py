@@ -131,14 +131,14 @@ class SlicedProgram(Described):
         return SCHEDULES[name](len(self.stages), len(self.sizes))
 
 
-def sliced_programs(schedules=tuple(SCHEDULES)):
+def sliced_programs():
     rarely = st.sampled_from([False, False, False, True])
     layers = st.lists(st.sampled_from(LAYERS), min_size=1, max_size=2).map(tuple)
     return st.builds(
         SlicedProgram,
         sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple),
         stages=st.lists(layers, min_size=1, max_size=4).map(tuple),
-        schedule=st.sampled_from(schedules),
+        schedule=st.sampled_from(list(SCHEDULES)),
         microbatches=st.integers(1, 4),
         skips=st.sampled_from([0, 0, 1]),
         remat=st.sampled_from(["", "", "layer", "loss"]),
@@ -162,8 +162,8 @@ def state_of(program):
     """``params, optimizer state``."""
     embed, *of_layers = keys(1 + sum(map(len, program.stages)))
 
-    def matrices(key, count=4):
-        return list(jax.random.normal(key, (count, WIDTH, WIDTH)) / 2)
+    def matrices(key):
+        return list(jax.random.normal(key, (4, WIDTH, WIDTH)) / 2)
 
     numbers = iter(of_layers)
     params = {
