@@ -15,7 +15,7 @@ from mpmd.compiler.jaxprs.control_flow import live_eqns
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, variables
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.jaxprs.traced import copy_of
-from mpmd.compiler.steps import Argument, Constant, CutStep, Loop, Result, TracedStep
+from mpmd.compiler.steps import Argument, CutStep, Loop, Result, TracedStep
 from mpmd.errors import CompileError
 from mpmd.ir.stack import Leaf, Stack, per_layer_range
 from mpmd.language.reduce import treduce_p
@@ -102,7 +102,7 @@ def _cut_step(
     read, specs = _variables_read(outside, loops), traced.explicit_specs
     return CutStep(
         arguments=tuple(map(Argument, _names(argument_leaves), cut.jaxpr.invars, donated)),
-        constants=tuple(Constant(var, value) for var, value in cut.constants.items() if var in read),
+        constants={var: value for var, value in cut.constants.items() if var in read},
         loops=loops,
         outside=outside,
         results=tuple(map(Result, _names(result_leaves), results)),

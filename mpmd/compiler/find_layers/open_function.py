@@ -59,7 +59,14 @@ def open_function(function: ClosedJaxpr, should_open: Callable[[JaxprEqn], bool]
     Functions with derivatives of their own stay calls. Equations that no result needs are left out.
     """
     live, _ = partial_eval.dce_jaxpr(function.jaxpr, [True] * len(function.jaxpr.outvars), instantiate=True)
-    opening = _LayerOpening(should_open)
+
+    def callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+        is_call = eqn.primitive.name in _JITS
+        if not (is_call or is_remat(eqn)) or not should_open(eqn):
+            return None
+        return called(eqn) if is_call else ClosedJaxpr(eqn.params["jaxpr"], ())
+
+    opening = _LayerOpening(callee)
     renamed = opening.constants_of(function)
     opening.add(live.eqns, renamed)
     outvars = [lookup(atom, renamed) for atom in live.outvars]
@@ -68,17 +75,10 @@ def open_function(function: ClosedJaxpr, should_open: Callable[[JaxprEqn], bool]
 
 
 class _LayerOpening(Inliner):
-    def __init__(self, should_open: Callable[[JaxprEqn], bool]):
-        super().__init__()
-        self._should_open = should_open
+    def __init__(self, callee: Callable[[JaxprEqn], ClosedJaxpr | None]):
+        super().__init__(callee)
         self._around: RematOptions | None = None
         self.remat: list[RematOptions | None] = []
-
-    def callee(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
-        is_call = eqn.primitive.name in _JITS
-        if not (is_call or is_remat(eqn)) or not self._should_open(eqn):
-            return None
-        return called(eqn) if is_call else ClosedJaxpr(eqn.params["jaxpr"], ())
 
     def open(self, call: JaxprEqn, callee: ClosedJaxpr, operands: Iterable[Atom]) -> list[Atom]:
         around = self._around

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.extend.core.primitives import remat_p
 
 from mpmd.compat import NAMELESS
 from mpmd.compiler.jaxprs.source import nearness_to_user
@@ -31,10 +32,6 @@ def all_eqns(eqns: Iterable[JaxprEqn]) -> Iterator[JaxprEqn]:
 
 def contains(jaxpr: Jaxpr, primitive: Primitive) -> bool:
     return any(eqn.primitive is primitive for eqn in all_eqns(jaxpr.eqns))
-
-
-def any_inside(eqn: JaxprEqn, primitive: Primitive) -> bool:
-    return any(contains(inner, primitive) for inner in subjaxprs(eqn))
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:
@@ -68,7 +65,7 @@ def is_among(atom: Atom, variables: Container[Var]) -> TypeGuard[Var]:
 
 
 def is_remat(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in ("remat2", "checkpoint")
+    return eqn.primitive is remat_p
 
 
 def as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:

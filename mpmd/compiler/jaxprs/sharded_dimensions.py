@@ -9,26 +9,24 @@ dimension without a rule is taken to stay in its place.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
-from mpmd.compiler.jaxprs.equations import Atom, aval_of
+from mpmd.compiler.jaxprs.cost import is_elementwise
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, variables
 from mpmd.compiler.jaxprs.rules import likely_dimensions, reshaped
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.plan import Spec
+from mpmd.ir.specs import dimensions_of
+from mpmd.sharding import for_each_dimension
 
 Axes = tuple[str, ...]
 ShardedDimensions = tuple[Axes, ...]
 """For each dimension of a value the mesh axes that it is sharded along, the major one first."""
-
-
-def dimensions_of(spec: Spec, ndim: int) -> ShardedDimensions:
-    entries = tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
-    return entries + ((),) * (ndim - len(entries))
 
 
 def as_spec(dimensions: ShardedDimensions) -> Spec:
@@ -36,10 +34,6 @@ def as_spec(dimensions: ShardedDimensions) -> Spec:
     while entries and not entries[-1]:
         entries.pop()
     return tuple((entry[0] if len(entry) == 1 else entry) or None for entry in entries)
-
-
-def axes_in(dimensions: ShardedDimensions) -> set[str]:
-    return {axis for entry in dimensions for axis in entry}
 
 
 def without(dimensions: ShardedDimensions, axes: Collection[str]) -> ShardedDimensions:
@@ -79,6 +73,25 @@ def follow(
                 if any(dimensions):
                     dimensions_by_var[var] = dimensions
     return dimensions_by_var
+
+
+def addends(
+    eqns: Sequence[JaxprEqn], known: Mapping[Var, ShardedDimensions]
+) -> Iterator[tuple[Var, ShardedDimensions]]:
+    """Yields the operands of elementwise equations and transpositions, with the sharding of the result.
+
+    The last equation comes first, and ``known`` may grow meanwhile: so an operand passes a sharding on.
+    """
+    for eqn in reversed(eqns):
+        of_result = known.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        if of_result is None or not (is_elementwise(eqn) or eqn.primitive.name == "transpose"):
+            continue
+        if eqn.primitive.name == "transpose":
+            permutation = eqn.params["permutation"]
+            of_result = tuple(of_result[permutation.index(d)] for d in range(len(of_result)))
+        for var in variables(eqn.invars):
+            if len(aval_of(var).shape) == len(of_result):
+                yield var, of_result
 
 
 def follow_inside(
@@ -174,7 +187,7 @@ def _constrained(eqn: JaxprEqn, operand: ShardedDimensions) -> ShardedDimensions
     spec = getattr(eqn.params["sharding"], "spec", None)
     if spec is None:
         return operand
-    entries = [*spec, *([None] * (len(operand) - len(spec)))]
+    entries = for_each_dimension(spec, len(operand))
     return tuple(
         axes if entry is spec.UNCONSTRAINED else dimensions_of((entry,), 1)[0]
         for axes, entry in zip(operand, entries, strict=True)

@@ -17,6 +17,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.compiler.jaxprs.equations import Atom, operands, shape_of
+from mpmd.sharding import for_each_dimension
 
 
 def without_transposed_products(eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[JaxprEqn]:
@@ -75,7 +76,7 @@ def _transposed(sharding: NamedSharding | None, permutation: Sequence[int]) -> N
     if sharding is None:
         return None
     spec = sharding.spec
-    axes = [*spec.partitions, *[None] * (len(permutation) - len(spec))]
+    axes = for_each_dimension(spec, len(permutation))
     transposed = PartitionSpec(
         *(axes[dim] for dim in permutation), unreduced=spec.unreduced, reduced=spec.reduced
     )

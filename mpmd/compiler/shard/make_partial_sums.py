@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Var
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.jaxprs.sharded_dimensions import Axes
 from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.sharding import to_sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +65,8 @@ class PartialSumMaker:
         """
 
         def pinned(sums):
-            spec = PartitionSpec(axes, *[PartitionSpec.UNCONSTRAINED] * (sums.ndim - 1))
-            return lax.with_sharding_constraint(sums, NamedSharding(self.mesh, spec))
+            entries = [axes, *[PartitionSpec.UNCONSTRAINED] * (sums.ndim - 1)]
+            return lax.with_sharding_constraint(sums, to_sharding(entries, self.mesh))
 
         if (key, axes) not in self._traced:
             self._traced[key, axes] = jax.jit(lambda *xs: [pinned(sums) for sums in fun(*xs)])

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.extend.core.primitives import remat_p, scan_p
+from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_index, makers_of, operands, size
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_index, is_remat, makers_of, operands, size
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.language.per_group import per_group_p
 
@@ -37,9 +37,7 @@ class LoopReads(NamedTuple):
 
 def loop_reads(graph: TaskGraph) -> LoopReads:
     indices = {loop.index for loop in graph.step.loops}
-    outside = [*(a.var for a in graph.step.arguments), *(c.var for c in graph.step.constants)]
-    outside += makers_of(graph.outer)
-    origins = {var: frozenset({var}) for var in outside}
+    origins = {var: frozenset({var}) for var in (*graph.step.inputs, *makers_of(graph.outer))}
     in_loops = LoopReads(set(), {}, set())
     for member in graph.stage_work:
         _walk(member.eqns, origins, indices, in_loops)
@@ -93,7 +91,7 @@ def _bodies(eqn: JaxprEqn) -> Iterator[tuple[Jaxpr, list[tuple[Var, Atom]]]]:
 
     What a loop carries is left out: it is another value in each iteration.
     """
-    if eqn.primitive is remat_p:
+    if is_remat(eqn):
         yield eqn.params["jaxpr"], list(zip(eqn.params["jaxpr"].invars, eqn.invars, strict=True))
     elif eqn.primitive is scan_p:
         scan = Scan.of(eqn)

@@ -20,10 +20,9 @@ from typing import Any
 
 import jax
 from jax.extend.core import JaxprEqn, Var
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from mpmd.compiler.graph import TaskGraph, stage_work
-from mpmd.compiler.jaxprs.cost import is_elementwise
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
@@ -35,14 +34,16 @@ from mpmd.compiler.jaxprs.equations import (
 )
 from mpmd.compiler.jaxprs.sharded_dimensions import (
     ShardedDimensions,
-    axes_in,
+    addends,
     follow,
     follow_inside,
     sharded,
 )
 from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.request import SequenceParallel
+from mpmd.ir.specs import axes_of
 from mpmd.ir.stack import per_layer_range
+from mpmd.sharding import to_sharding
 
 Known = dict[Var, ShardedDimensions]
 
@@ -149,13 +150,13 @@ class _ConstraintWriter:
 
     def _is_in_region(self, eqn: JaxprEqn, known: Known) -> bool:
         return any(
-            self._parallel.axis in axes_in(sharded(atom, known)) for atom in (*eqn.invars, *eqn.outvars)
+            self._parallel.axis in axes_of(sharded(atom, known)) for atom in (*eqn.invars, *eqn.outvars)
         )
 
     def _is_residual(self, atom: Atom, known: Known) -> bool:
         """Whether a value is sharded between regions: one with tokens and other elements for each."""
         dimensions = sharded(atom, known)
-        if self._parallel.axis in axes_in(dimensions) or (_TOKENS,) not in dimensions:
+        if self._parallel.axis in axes_of(dimensions) or (_TOKENS,) not in dimensions:
             return False
         shape = aval_of(atom).shape
         return shape[dimensions.index((_TOKENS,))] % self._tokens == 0 and any(
@@ -174,7 +175,7 @@ class _ConstraintWriter:
             axes += [self._parallel.axis] * is_sharded
             entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(shape)
             entries[dim] = tuple(axes) or None
-            sharding = NamedSharding(self._submesh, PartitionSpec(*entries))
+            sharding = to_sharding(entries, self._submesh)
             constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
             (self._constraints[key],), _ = traced_eqns(lambda x: [constrain(x)], [var])
         return self._constraints[key].replace(invars=[var], outvars=[result])
@@ -187,22 +188,14 @@ def _with_addends(eqns: Sequence[JaxprEqn], known: Known) -> Known:
     another.
     """
     extended = dict(known)
-    for eqn in reversed(eqns):
-        of_result = extended.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
-        if of_result is None or not (is_elementwise(eqn) or eqn.primitive.name == "transpose"):
-            continue
-        if eqn.primitive.name == "transpose":
-            permutation = eqn.params["permutation"]
-            of_result = tuple(of_result[permutation.index(d)] for d in range(len(of_result)))
-        for atom in operands(eqn):
-            if len(aval_of(atom).shape) == len(of_result):
-                extended[atom] = _completed(sharded(atom, extended), of_result)
+    for var, of_result in addends(eqns, extended):
+        extended[var] = _completed(sharded(var, extended), of_result)
     return extended
 
 
 def _completed(dimensions: ShardedDimensions, others: ShardedDimensions) -> ShardedDimensions:
     """Adds to each dimension the axes of another sharding that shard no dimension of the value yet."""
-    known = axes_in(dimensions)
+    known = axes_of(dimensions)
     return tuple(
         axes or tuple(axis for axis in other if axis not in known)
         for axes, other in zip(dimensions, others, strict=True)

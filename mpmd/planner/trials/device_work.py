@@ -16,7 +16,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core.primitives import scan_p
 
-from mpmd.compiler.jaxprs.cost import is_elementwise, is_fused
+from mpmd.compiler.jaxprs.cost import is_fused
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
@@ -31,12 +31,13 @@ from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.sharded_dimensions import (
     ShardedDimensions,
-    axes_in,
+    addends,
     follow,
     follow_inside,
     sharded,
 )
 from mpmd.compiler.jaxprs.work import PRODUCTS, operations, product_kind
+from mpmd.ir.specs import axes_of
 from mpmd.planner.all_reduces import NO_ALL_REDUCES, AllReduces, merged_sums
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.fusions import Fusions
@@ -123,16 +124,9 @@ def _with_addends(
     readers.update(atom for atom in jaxpr.outvars if isinstance(atom, Var))
     fixed = {*jaxpr.invars, *(atom for atom, count in readers.items() if count > 1)}
     extended = dict(known)
-    for eqn in reversed(eqns):
-        of_result = extended.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
-        if of_result is None or not (is_elementwise(eqn) or eqn.primitive.name == "transpose"):
-            continue
-        if eqn.primitive.name == "transpose":
-            permutation = eqn.params["permutation"]
-            of_result = tuple(of_result[permutation.index(d)] for d in range(len(of_result)))
-        for atom in operands(eqn):
-            if atom not in fixed and atom not in extended and len(aval_of(atom).shape) == len(of_result):
-                extended[atom] = of_result
+    for var, of_result in addends(eqns, extended):
+        if var not in fixed:
+            extended.setdefault(var, of_result)
     return extended
 
 
@@ -140,8 +134,8 @@ def _gathering(
     atom: Var, known: ShardedDimensions, required: ShardedDimensions, mesh: Mapping[str, int]
 ) -> DeviceWork:
     """The work to gather a result along the axes by which it is sharded and must not be."""
-    axes = {axis for axis in axes_in(known) - axes_in(required) if mesh[axis] > 1}
-    left = math.prod(mesh[axis] for axis in axes_in(known) - axes)
+    axes = {axis for axis in axes_of(known) - axes_of(required) if mesh[axis] > 1}
+    left = math.prod(mesh[axis] for axis in axes_of(known) - axes)
     nbytes = size(atom) * getattr(aval_of(atom).dtype, "itemsize", 4) / left
     return DeviceWork(all_reduces=dict.fromkeys(axes, AllReduces(nbytes / 2, 1, moved=nbytes / 2)))
 
@@ -221,7 +215,7 @@ class _Equations:
         if call_work(eqn) is not None:
             return self._of_call(eqn)
         kernel = around.kernel
-        axes = set().union(*(axes_in(sharded(var, self._known)) for var in eqn.outvars))
+        axes = set().union(*(axes_of(sharded(var, self._known)) for var in eqn.outvars))
         summed, moved = crossing_axes(eqn, [sharded(atom, self._known) for atom in eqn.invars], axes)
         halves = self._moved_by_constraints(eqn, summed)
         moved |= halves
@@ -242,7 +236,7 @@ class _Equations:
         kind = None
         if computed:  # a callback, which computes nothing, may have no result
             dimensions = sharded(eqn.outvars[0], self._known)
-            parts = [math.prod(self._mesh[axis] for axis in axes_of) for axes_of in dimensions]
+            parts = [math.prod(self._mesh[axis] for axis in axes) for axes in dimensions]
             kind = product_kind(eqn, parts, kernel is not None)
         return DeviceWork(
             operations=computed,
@@ -269,10 +263,10 @@ class _Equations:
         moved: dict[str, Atom] = {}
         for var in eqn.outvars:
             if operand := self._gathers.get(var):
-                axes = axes_in(sharded(operand, self._known)) - axes_in(sharded(var, self._known))
+                axes = axes_of(sharded(operand, self._known)) - axes_of(sharded(var, self._known))
                 moved |= dict.fromkeys(axes, operand)
             if part := self._scatters.get(var):
-                for axis in axes_in(sharded(part, self._known)) & {*summed}:
+                for axis in axes_of(sharded(part, self._known)) & {*summed}:
                     moved[axis] = part
                     self._scattered.setdefault(axis, set()).add(part)
         return moved
@@ -353,5 +347,5 @@ class _Equations:
         if isinstance(atom, Literal):
             return 0.0
         aval = aval_of(atom)
-        parts = math.prod(self._mesh[axis] for axis in axes_in(sharded(atom, self._known)))
+        parts = math.prod(self._mesh[axis] for axis in axes_of(sharded(atom, self._known)))
         return size(atom) * getattr(aval.dtype, "itemsize", 4) / parts
