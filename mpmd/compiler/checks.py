@@ -179,7 +179,7 @@ def _undefined_outside(graph: TaskGraph) -> list[str]:
     scope.run(graph.outer)
     scope.read((result.var for result in step.results), "a result")
     scope.read((accumulator.initial for accumulator in graph.accumulators), "an accumulator")
-    after = {a.result: step.loop_of(a.work.stage) + 1 for a in graph.accumulators}
+    after = graph.loops_before
     for eqn in graph.outer:
         if loops := [after[var] for var in operands(eqn) if var in after]:
             after |= dict.fromkeys(eqn.outvars, max(loops))
@@ -269,8 +269,7 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
 
 def _too_early(placed: PlacedGraph) -> Iterator[str]:
     makers: dict[Var, PlacedEqn] = {}
-    step = placed.graph.step
-    results = {a.result: step.loop_of(a.work.stage) + 1 for a in placed.graph.accumulators}
+    results = placed.graph.loops_before
     for member in placed.eqns:
         for var in operands(member.eqn):
             maker = makers.get(var)

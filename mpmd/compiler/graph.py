@@ -105,6 +105,11 @@ class TaskGraph:
         yield from ((a.initial, a.work.stage) for a in self.accumulators)
 
     @property
+    def loops_before(self) -> dict[Var, int]:
+        """For the results of accumulators, the number of loops after which they are there."""
+        return {a.result: self.step.loop_of(a.work.stage) + 1 for a in self.accumulators}
+
+    @property
     def in_loops(self) -> set[Var]:
         """The variables that are another value in every microbatch."""
         computed = makers_of(eqn for member in self.stage_work for eqn in member.eqns)

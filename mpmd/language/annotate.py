@@ -70,6 +70,10 @@ def mark_of(eqn: JaxprEqn) -> Mark | None:
     return Mark(**eqn.params) if eqn.primitive is mark_p else None
 
 
+def bind_mark(values: Sequence[Any], boundary: Boundary) -> list[Any]:
+    return mark_p.bind(*values, boundary=boundary, forward=True, linear=False)
+
+
 def mark_text(eqn: JaxprEqn, line: str | None) -> str:
     if eqn.params["boundary"].by_auto_marks:
         called = f", called at {line}" if line else ""
@@ -116,7 +120,7 @@ def mark_stage_end(
     _check_ends(name, every, num_stages)
     each = tuple(every) if isinstance(every, Sequence) else every
     boundary = Boundary(name, every=each, num_stages=num_stages)
-    marked = mark_p.bind(*(leaves[i] for i in arrays), boundary=boundary, forward=True, linear=False)
+    marked = bind_mark([leaves[i] for i in arrays], boundary)
     return jax.tree.unflatten(treedef, with_leaves(leaves, arrays, marked))
 
 

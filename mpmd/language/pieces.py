@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
 from mpmd.compat import api_boundary
 from mpmd.language.decisions import current_decisions, is_compiled_outside_of_loops
+from mpmd.language.identities import identity
 from mpmd.sharding import explicit_sharding, to_sharding
 from mpmd.util.tables import first_few
 from mpmd.validation import int_fault, raise_faults
@@ -147,7 +147,7 @@ def cut_rows(named: Sequence[tuple[str, Any]], n: int, hint: str = "", *, is_ope
             "take another number, or leave out or pad the rows that are left over"
         )
     cut = [_cut(leaf, n) for _, leaf in named]
-    return [open_rows_p.bind(leaf) for leaf in cut] if is_open and is_compiled_outside_of_loops() else cut
+    return [open_rows_p.bind(leaf)[0] for leaf in cut] if is_open and is_compiled_outside_of_loops() else cut
 
 
 def _others(rows: int, n: int) -> str:
@@ -166,13 +166,10 @@ def _cut(leaf: Any, n: int) -> Any:
     return jax.lax.reshape(leaf, shape, out_sharding=to_sharding((None, *sharding.spec), sharding.mesh))
 
 
-open_rows_p = Primitive("open_rows")
-"""The identity, of rows that are cut into a number of microbatches that the step leaves open."""
-open_rows_p.def_impl(lambda x: x)
-open_rows_p.def_abstract_eval(lambda x: x)
-ad.deflinear2(open_rows_p, lambda ct, x: [ct])
-batching.primitive_batchers[open_rows_p] = lambda args, dims: (open_rows_p.bind(*args), *dims)
-mlir.register_lowering(open_rows_p, lambda ctx, x: [x])
+open_rows_p = identity("open_rows")
+"""Takes an array of rows that are cut into a number of microbatches that the step leaves open."""
+ad.deflinear2(open_rows_p, lambda cotangents, x: cotangents)
+batching.primitive_batchers[open_rows_p] = lambda args, dims: (open_rows_p.bind(*args), dims)
 
 
 @api_boundary

@@ -133,8 +133,9 @@ def _variables_read(outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop]
 def _fed_back_ranges(
     fed_back_leaves: Sequence[tuple[int, int]], arguments: Sequence[Leaf], results: Sequence[Leaf]
 ) -> Iterator[tuple[int, int]]:
-    first_argument = [0, *itertools.accumulate(len(leaf.names) for leaf in arguments)]
-    first_result = [0, *itertools.accumulate(len(leaf.names) for leaf in results)]
+    first_argument, first_result = (
+        [0, *itertools.accumulate(len(leaf.names) for leaf in leaves)] for leaves in (arguments, results)
+    )
     for i, j in fed_back_leaves:
         if arguments[i].stack == results[j].stack:
             yield from ((first_argument[i] + p, first_result[j] + p) for p in range(len(arguments[i].names)))

@@ -14,7 +14,7 @@ from jax.extend.core.primitives import scan_p
 
 from mpmd.compat import scan_counts
 from mpmd.compiler.cut_scans.layer_ranges import MarkedScan, in_ranges
-from mpmd.language.annotate import Boundary, mark_p
+from mpmd.language.annotate import Boundary, bind_mark
 from mpmd.util.tree import with_leaves
 
 
@@ -105,5 +105,4 @@ def _carried(
 def _marked(carry: Sequence[Any], positions: Sequence[int], boundary: Boundary) -> list[Any]:
     if not positions:
         return list(carry)
-    marked = mark_p.bind(*(carry[i] for i in positions), boundary=boundary, forward=True, linear=False)
-    return with_leaves(carry, positions, marked)
+    return with_leaves(carry, positions, bind_mark([carry[i] for i in positions], boundary))

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
-from jax.interpreters import partial_eval
 
 from mpmd.compiler.jaxprs.canonical import called
+from mpmd.compiler.jaxprs.control_flow import live_eqns
 from mpmd.compiler.jaxprs.equations import Atom, is_remat, lookup, with_eqns
 from mpmd.compiler.jaxprs.inline import Inliner
 from mpmd.language.remat import Remat
@@ -58,7 +58,7 @@ def open_function(function: ClosedJaxpr, should_open: Callable[[JaxprEqn], bool]
 
     Functions with derivatives of their own stay calls. Equations that no result needs are left out.
     """
-    live, _ = partial_eval.dce_jaxpr(function.jaxpr, [True] * len(function.jaxpr.outvars), instantiate=True)
+    jaxpr = function.jaxpr
 
     def callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
         is_call = eqn.primitive.name in _JITS
@@ -68,9 +68,9 @@ def open_function(function: ClosedJaxpr, should_open: Callable[[JaxprEqn], bool]
 
     opening = _LayerOpening(callee)
     renamed = opening.constants_of(function)
-    opening.add(live.eqns, renamed)
-    outvars = [lookup(atom, renamed) for atom in live.outvars]
-    jaxpr = with_eqns(live, opening.eqns, constvars=[], outvars=outvars)
+    opening.add(live_eqns(jaxpr.eqns, jaxpr.outvars), renamed)
+    outvars = [lookup(atom, renamed) for atom in jaxpr.outvars]
+    jaxpr = with_eqns(jaxpr, opening.eqns, constvars=[], outvars=outvars)
     return OpenFunction(jaxpr, opening.constants, tuple(opening.remat))
 
 

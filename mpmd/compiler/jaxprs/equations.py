@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import jax.numpy as jnp
 from jax.extend import core
@@ -16,6 +16,7 @@ from mpmd.compat import NAMELESS
 from mpmd.compiler.jaxprs.source import nearness_to_user
 
 Atom = Var | Literal
+Value = TypeVar("Value")
 
 
 def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
@@ -57,6 +58,11 @@ def substitute(eqn: JaxprEqn, replacement: Mapping[Var, Atom]) -> JaxprEqn:
 
 def lookup(atom: Atom, replacement: Mapping[Var, Atom]) -> Atom:
     return replacement.get(atom, atom) if isinstance(atom, Var) else atom
+
+
+def entry_of(atom: Atom, values: Mapping[Var, Value]) -> Value | None:
+    """The value of an atom; ``None`` for a literal, and for a variable without one."""
+    return values.get(atom) if isinstance(atom, Var) else None
 
 
 def is_among(atom: Atom, variables: Container[Var]) -> TypeGuard[Var]:

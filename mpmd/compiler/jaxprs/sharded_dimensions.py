@@ -17,7 +17,7 @@ from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, variables
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, entry_of, variables
 from mpmd.compiler.jaxprs.rules import likely_dimensions, reshaped
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.plan import Spec
@@ -42,8 +42,7 @@ def without(dimensions: ShardedDimensions, axes: Collection[str]) -> ShardedDime
 
 def sharded(atom: Atom, known: Mapping[Var, ShardedDimensions]) -> ShardedDimensions:
     """Returns the sharding of each dimension of an operand, ``()`` where it is not known."""
-    dimensions = known.get(atom) if isinstance(atom, Var) else None
-    return dimensions or ((),) * len(aval_of(atom).shape)
+    return entry_of(atom, known) or ((),) * len(aval_of(atom).shape)
 
 
 def follow(
@@ -73,6 +72,12 @@ def follow(
                 if any(dimensions):
                     dimensions_by_var[var] = dimensions
     return dimensions_by_var
+
+
+def follow_body(
+    body: Jaxpr, operands: Sequence[ShardedDimensions], mesh: Mapping[str, int]
+) -> dict[Var, ShardedDimensions]:
+    return follow(body.eqns, dict(zip(body.invars, operands, strict=True)), mesh)
 
 
 def addends(
@@ -105,17 +110,17 @@ def follow_inside(
     """
     if eqn.primitive is remat_p:
         body: Jaxpr = eqn.params["jaxpr"]
-        return body, follow(body.eqns, dict(zip(body.invars, operands, strict=True)), mesh)
+        return body, follow_body(body, operands, mesh)
     if eqn.primitive is not scan_p:
         return None
     scan = Scan.of(eqn)
     inside = list(operands)
     inside[scan.xs] = [dimensions[1:] for dimensions in inside[scan.xs]]
-    in_body = follow(scan.body.eqns, dict(zip(scan.body.invars, inside, strict=True)), mesh)
+    in_body = follow_body(scan.body, inside, mesh)
     for i, (_, after) in enumerate(scan.carried, scan.carry.start):
         if not any(inside[i]):
             inside[i] = sharded(after, in_body)
-    return scan.body, follow(scan.body.eqns, dict(zip(scan.body.invars, inside, strict=True)), mesh)
+    return scan.body, follow_body(scan.body, inside, mesh)
 
 
 def _results(

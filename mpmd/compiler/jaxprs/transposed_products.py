@@ -21,7 +21,6 @@ from mpmd.sharding import for_each_dimension
 
 
 def without_transposed_products(eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[JaxprEqn]:
-    """The equations with operands exchanged where a product's only reader transposes it."""
     num_readers = collections.Counter(var for eqn in eqns for var in operands(eqn))
     num_readers.update(atom for atom in results if not isinstance(atom, Literal))
     products = {eqn.outvars[0]: eqn for eqn in eqns if eqn.primitive.name == "dot_general"}

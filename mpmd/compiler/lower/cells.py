@@ -159,7 +159,6 @@ class CellLowering:
         return CellValue(accumulator.updated, offset, state_pattern(accumulator.work, number))
 
     def _made(self, work: TaskType, offset: int, works: CellWork) -> Iterator[CellValue]:
-        """The values that work makes for tasks outside its cell."""
         group = self._stage_groups[work.stage]
         for position, var in enumerate(self._stage_work[work].makes):
             readers = [

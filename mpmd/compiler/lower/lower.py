@@ -202,7 +202,6 @@ class _Lowering:
         )
 
     def _outside(self, segment: int) -> None:
-        """Emits the runs of outer equations that are placed behind the first ``segment`` loops."""
         here = [placed for placed in self._placed.eqns if placed.segment == segment]
         members: dict[tuple[int, int], list[PlacedEqn]] = collections.defaultdict(list)
         for placed in here:

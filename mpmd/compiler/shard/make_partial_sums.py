@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +25,6 @@ class PartialSum:
 
     var: Var
     axes: Axes
-
-
-def partial_sum_of(atom: Atom, known: Mapping[Var, PartialSum]) -> PartialSum | None:
-    return known.get(atom) if isinstance(atom, Var) else None
 
 
 def as_function(eqn: JaxprEqn) -> Callable[..., list[jax.Array]]:
@@ -65,7 +62,7 @@ class PartialSumMaker:
         """
 
         def pinned(sums):
-            entries = [axes, *[PartitionSpec.UNCONSTRAINED] * (sums.ndim - 1)]
+            entries: list[Any] = [axes, *[PartitionSpec.UNCONSTRAINED] * (sums.ndim - 1)]
             return lax.with_sharding_constraint(sums, to_sharding(entries, self.mesh))
 
         if (key, axes) not in self._traced:

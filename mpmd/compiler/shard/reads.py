@@ -10,7 +10,16 @@ from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_index, is_remat, makers_of, operands, size
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    aval_of,
+    is_among,
+    is_index,
+    is_remat,
+    makers_of,
+    operands,
+    size,
+)
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.language.per_group import per_group_p
 
@@ -62,8 +71,8 @@ def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], loop_re
             for body, passed in bodies:
                 _walk(
                     body.eqns,
-                    {var: origins[atom] for var, atom in passed if isinstance(atom, Var) and atom in origins},
-                    {var for var, atom in passed if isinstance(atom, Var) and atom in indices},
+                    {var: origins[atom] for var, atom in passed if is_among(atom, origins)},
+                    {var for var, atom in passed if is_among(atom, indices)},
                     loop_reads,
                 )
         elif by_index and not is_elementwise(eqn):
@@ -80,7 +89,7 @@ def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], loop_re
 def _add_dimension(eqn: JaxprEqn, origin: frozenset[Var], indices: set[Var], loop_reads: LoopReads) -> None:
     """Adds the dimension at whose index a ``dynamic_slice`` takes a microbatch of the value that it is of."""
     sizes = eqn.params["slice_sizes"]
-    starts = [i for i, start in enumerate(eqn.invars[1:]) if isinstance(start, Var) and start in indices]
+    starts = [i for i, start in enumerate(eqn.invars[1:]) if is_among(start, indices)]
     of_value = [var for var in origin if aval_of(var).shape == aval_of(eqn.invars[0]).shape]
     if len(origin) == len(of_value) == len(starts) == 1 and sizes[starts[0]] == 1:
         loop_reads.dimensions[of_value[0]] = starts[0]

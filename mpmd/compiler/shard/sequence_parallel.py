@@ -105,7 +105,6 @@ class _ConstraintWriter:
         return follow(graph.outer, known, self._mesh, whole)
 
     def followed(self, eqns: Sequence[JaxprEqn], known: Known) -> Known:
-        """The facts, followed through equations in both directions."""
         for _ in range(_ROUNDS):
             known = _with_addends(eqns, follow(eqns, known, self._mesh))
         return known

@@ -17,6 +17,7 @@ from mpmd.compiler.jaxprs.control_flow import live_eqns
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
+    entry_of,
     free_variables,
     make_jaxpr,
     makers_of,
@@ -108,7 +109,7 @@ class _Builder:
         self._maker = makers_of(body.eqns)
         read = (atom for eqn in body.eqns for atom in eqn.invars)
         values = (result.value for result in body.results)
-        self._uses = collections.Counter(a for a in (*read, *values) if isinstance(a, Var))
+        self._uses = collections.Counter(variables((*read, *values)))
 
     def accumulation(self, assigned: Mapping[JaxprEqn, TaskType]) -> Accumulation:
         eqns: dict[TaskType, list[JaxprEqn]] = {}
@@ -125,7 +126,7 @@ class _Builder:
         )
 
     def work(self, atom: Atom) -> TaskType | None:
-        return self._work_of.get(atom) if isinstance(atom, Var) else None
+        return entry_of(atom, self._work_of)
 
     def add_update(self, result: LoopResult, state: Var) -> None:
         # A copy, because other work or another result may read the same value under its own name.
@@ -144,7 +145,7 @@ class _Builder:
 
     def _reader(self, state: Var, value: Atom) -> TaskType:
         """Returns the first task that reads the state or, without a reader, the updated value."""
-        known = [self._readers.get(atom) for atom in (state, value) if isinstance(atom, Var)]
+        known = [self._readers.get(var) for var in variables((state, value))]
         positions = [self._order.position(work) for work in next(filter(None, known), ())]
         return self._order.work(self._order.earliest(positions) if positions else 0)
 

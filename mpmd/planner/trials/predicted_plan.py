@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jax.extend.core import Jaxpr, Var
 
-from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, follow, sharded
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, follow_body, sharded
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Aval, Executable, Plan, Spec
 from mpmd.ir.specs import dimensions_of, fitting, num_shards
@@ -130,7 +130,7 @@ def _fitting(spec: Spec, aval: Aval, mesh: Mapping[str, int]) -> ShardedDimensio
 def _results(
     jaxpr: Jaxpr, operands: list[ShardedDimensions], mesh: Mapping[str, int]
 ) -> list[ShardedDimensions]:
-    known = follow(jaxpr.eqns, dict(zip(jaxpr.invars, operands, strict=True)), mesh)
+    known = follow_body(jaxpr, operands, mesh)
     return [sharded(atom, known) for atom in jaxpr.outvars]
 
 
