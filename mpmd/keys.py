@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -16,8 +17,13 @@ def to_aval(var: Any) -> Aval:
     Args:
       var: a variable, or an object with an attribute ``aval``.
     """
-    aval = raw(var.aval)
-    return Aval(tuple(aval.shape), str(aval.dtype), aval.dtype.itemsize)
+    return _in_plan(var.aval)
+
+
+@functools.lru_cache(maxsize=4096)  # steps of many layers have values of few types
+def _in_plan(aval: Any) -> Aval:
+    described = raw(aval)
+    return Aval(tuple(described.shape), str(described.dtype), described.dtype.itemsize)
 
 
 def is_key(aval: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -24,8 +24,13 @@ from mpmd.ir.specs import axes_of
 AnyMesh = TypeVar("AnyMesh", bound=Mesh | AbstractMesh)
 
 
-def to_sharding(spec: Spec, mesh: Mesh | AbstractMesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec(*spec))
+def to_sharding(entries: Sequence[str | tuple[str, ...] | None], mesh: Mesh | AbstractMesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+def for_each_dimension(partition_spec: PartitionSpec, ndim: int) -> list[Any]:
+    """The entries of a partition spec, with ``None`` for each dimension behind its last entry."""
+    return [*partition_spec, *[None] * (ndim - len(partition_spec))]
 
 
 WITHOUT_PARTIAL_SUMS = (
@@ -63,7 +68,7 @@ def spec_of(sharding: Sharding, submesh: Mesh, ndim: int) -> Spec:
     for entries in itertools.product(axes, repeat=ndim):
         used = [entry for entry in entries if entry is not None]
         if len(used) == len(set(used)):
-            candidate = NamedSharding(submesh, PartitionSpec(*entries))
+            candidate = to_sharding(entries, submesh)
             if candidate.is_equivalent_to(sharding, ndim):
                 return to_spec(candidate.spec)
     return ()
@@ -103,11 +108,11 @@ def gathered_along(axis: int, array: Any) -> Any:
     sharding = explicit_sharding(jax.typeof(array))
     if sharding is None:
         return array
-    entries = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
+    entries = for_each_dimension(sharding.spec, array.ndim)
     if entries[axis] is None:
         return array
     entries[axis] = None
-    return jax.sharding.reshard(array, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
+    return jax.sharding.reshard(array, to_sharding(entries, sharding.mesh))
 
 
 def with_auto_axes(mesh: AnyMesh) -> AnyMesh:

@@ -107,7 +107,7 @@ MAY_IMPORT = {
     "mpmd.compiler.request": "mpmd.ir",
     "mpmd.compiler.argument_specs": "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.steps mpmd.ir",
     "mpmd.compiler.graph": "mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.ir",
-    "mpmd.compiler.cut_scans": "mpmd.compat mpmd.compiler.jaxprs mpmd.errors mpmd.language",
+    "mpmd.compiler.cut_scans": "mpmd.compat mpmd.compiler.jaxprs mpmd.errors mpmd.language mpmd.util",
     "mpmd.compiler.cut_layers": "mpmd.compiler.cut_scans mpmd.compiler.jaxprs mpmd.compiler.steps "
     "mpmd.errors mpmd.ir mpmd.keys mpmd.language mpmd.schedules mpmd.util",
     "mpmd.compiler.trace": "mpmd.compat mpmd.compiler.cut_scans mpmd.compiler.jaxprs mpmd.compiler.request "
@@ -115,7 +115,7 @@ MAY_IMPORT = {
     "mpmd.compiler.split": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.language mpmd.schedules mpmd.util",
     "mpmd.compiler.shard": "mpmd.compiler.argument_specs mpmd.compiler.graph mpmd.compiler.jaxprs "
-    "mpmd.compiler.request mpmd.compiler.steps mpmd.ir mpmd.language",
+    "mpmd.compiler.request mpmd.compiler.steps mpmd.ir mpmd.language mpmd.sharding",
     "mpmd.compiler.place": "mpmd.compiler.argument_specs mpmd.compiler.graph mpmd.compiler.jaxprs "
     "mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.language",
     "mpmd.compiler.lower": "mpmd.compat mpmd.compiler.argument_specs mpmd.compiler.graph "

@@ -173,9 +173,10 @@ class _Walker:
         # Variables for literals, and for results that nothing reads, which a jaxpr cannot have as results.
         invars, outvars = ([Var(atom.aval) for atom in atoms] for atoms in (eqn.invars, eqn.outvars))
         eqn = eqn.replace(invars=[*invars], outvars=outvars)
-        key = fingerprint(invars, [eqn], outvars)
+        jaxpr = make_jaxpr(invars, [eqn], outvars)
+        key = fingerprint(jaxpr)
         if key not in self._functions:
-            function = task_function(make_jaxpr(invars, [eqn], outvars), eqn.primitive.name)
+            function = task_function(jaxpr, eqn.primitive.name)
             compiled = self._on_all_devices(function) if _has_shard_map(eqn) else jax.jit(function)
             self._functions[key] = compiled
         return self._functions[key]

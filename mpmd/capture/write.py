@@ -21,7 +21,8 @@ from jax.sharding import AbstractMesh
 from mpmd.capture.walk import walk
 from mpmd.compat import key_impl_name, trace_context_for_threads
 from mpmd.compiler.jaxprs.equations import Atom, avals_of
-from mpmd.compiler.lower.executables import on_group, python_calls, task_function
+from mpmd.compiler.lower.executables import python_calls, task_function
+from mpmd.compiler.lower.group_meshes import GroupMeshes
 from mpmd.ir.plan import Executable, Name, Spec
 from mpmd.keys import is_key, raw
 from mpmd.program import Program, exported
@@ -45,7 +46,7 @@ class CaptureWriter:
     def __init__(self, program: Program, submeshes: Sequence[AbstractMesh]):
         self._plan = program.plan
         self._jaxprs = program.jaxprs
-        self._submeshes = tuple(submeshes)
+        self._meshes = GroupMeshes(submeshes)
         self._context = trace_context_for_threads()
 
     def write(self, kept: KeptTask, to: Path) -> None:
@@ -65,10 +66,10 @@ class CaptureWriter:
 
     def _write(self, kept: KeptTask, directory: Path) -> None:
         captured = kept.captured
-        program, submesh = self._plan.programs[captured.mpmd_idx], self._submeshes[captured.mpmd_idx]
+        program, submesh = self._plan.programs[captured.mpmd_idx], self._meshes.submeshes[captured.mpmd_idx]
         run = next(run for run in program.runs if run.label == captured.task)
         executable = self._plan.executable(run.executable)
-        jaxpr = on_group(self._jaxprs[captured.mpmd_idx, run.task], self._submeshes, captured.mpmd_idx)
+        jaxpr = self._meshes.on_group(self._jaxprs[captured.mpmd_idx, run.task], captured.mpmd_idx)
         evaluation = None
         if kept.error is not None or any(any(count_nonfinite(array)) for array in kept.results):
             sent = passed_on(self._plan, program)

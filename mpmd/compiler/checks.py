@@ -57,7 +57,7 @@ def check_cut_step(step: CutStep) -> None:
     arguments, results = ([member.var for member in each] for each in (step.arguments, step.results))
     faults = [
         *canonical_faults(itertools.chain(outside, *(loop.eqns for loop in step.loops))),
-        *_undefined(_arguments_and_constants(step), parts, results),
+        *_undefined(step.inputs, parts, results),
         *_marks_outside(outside),
         *_marks_of_other_stages(step),
         *_changing_state(step.fed_back, [a.path for a in step.arguments], arguments, results),
@@ -118,10 +118,6 @@ def _changing_state(
             yield f"{paths[i]} is {argument}, but its next value is {result}"
 
 
-def _arguments_and_constants(step: CutStep) -> list[Var]:
-    return [*(argument.var for argument in step.arguments), *(constant.var for constant in step.constants)]
-
-
 class _Definitions:
     def __init__(self, defined: Iterable[Var]):
         self.defined: set[Var] = set(defined)
@@ -155,8 +151,8 @@ class _Definitions:
 
 def _marks_of_other_stages(step: CutStep) -> Iterator[str]:
     for loop in step.loops:
-        for eqn in loop.eqns:
-            if (mark := mark_of(eqn)) and mark.boundary.stage not in loop.stages:
+        for eqn, mark in loop.marks:
+            if mark.boundary.stage not in loop.stages:
                 # A mark may follow the last stage.
                 yield f"{eqn} ends stage {mark.boundary.stage}, the loop has {loop.stages}"
 
@@ -178,12 +174,12 @@ def _task_graph_faults(graph: TaskGraph) -> Iterator[str]:
 
 def _undefined_outside(graph: TaskGraph) -> list[str]:
     step, scope = graph.step, _Definitions([])
-    scope.define(_arguments_and_constants(step), "an argument or constant")
+    scope.define(step.inputs, "an argument or constant")
     scope.define(dict.fromkeys(a.result for a in graph.accumulators), "an accumulator")
     scope.run(graph.outer)
     scope.read((result.var for result in step.results), "a result")
     scope.read((accumulator.initial for accumulator in graph.accumulators), "an accumulator")
-    after = {a.result: step.loop_of(a.work.stage) + 1 for a in graph.accumulators}
+    after = graph.loops_before
     for eqn in graph.outer:
         if loops := [after[var] for var in operands(eqn) if var in after]:
             after |= dict.fromkeys(eqn.outvars, max(loops))
@@ -193,13 +189,12 @@ def _undefined_outside(graph: TaskGraph) -> list[str]:
     return scope.faults + [f"the loop needs {var}, which needs the loop" for var in early]
 
 
-def _indices(graph: TaskGraph) -> set[Var]:
-    return {loop.index for loop in graph.step.loops}
-
-
 def _wrong_work(graph: TaskGraph) -> Iterator[str]:
-    known = {*_arguments_and_constants(graph.step), *makers_of(graph.outer)}
-    known |= {*_indices(graph), *(accumulator.result for accumulator in graph.accumulators)}
+    known = {*graph.step.inputs, *makers_of(graph.outer)}
+    known |= {
+        *(loop.index for loop in graph.step.loops),
+        *(accumulator.result for accumulator in graph.accumulators),
+    }
     states = {(a.state, a.work) for a in graph.accumulators}
     readers: collections.Counter[Var] = collections.Counter()
     for member in graph.stage_work:
@@ -265,9 +260,7 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
         if not member.levels or not member.levels.keys() <= groups:
             yield f"{member.eqn.primitive} runs on the groups {sorted(member.levels)}"
     read = {var for member in placed.eqns for var in operands(member.eqn)}
-    inside = {var for work in graph.stage_work for eqn in work.eqns for var in eqn.outvars}
-    inside |= {*_indices(graph), *(a.state for a in graph.accumulators)}
-    read |= {var for work in graph.stage_work for var in work.reads} - inside
+    read |= {var for work in graph.stage_work for var in work.reads} - graph.in_loops
     yield from (f"{var} is read, but on no group" for var in read if not placed.homes.get(var))
     for result, held in zip(graph.step.results, placed.output_groups, strict=True):
         if not held or not held <= groups:
@@ -276,8 +269,7 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
 
 def _too_early(placed: PlacedGraph) -> Iterator[str]:
     makers: dict[Var, PlacedEqn] = {}
-    step = placed.graph.step
-    results = {a.result: step.loop_of(a.work.stage) + 1 for a in placed.graph.accumulators}
+    results = placed.graph.loops_before
     for member in placed.eqns:
         for var in operands(member.eqn):
             maker = makers.get(var)

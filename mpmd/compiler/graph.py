@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import aval_of, free_variables
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, makers_of
 from mpmd.compiler.jaxprs.printing import Names, groups_text, indented, levels_text
-from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, dimensions_of
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions
 from mpmd.compiler.steps import CutStep
 from mpmd.ir.plan import Cell, Spec, TaskType
+from mpmd.ir.specs import dimensions_of
 
 GroupSet = frozenset[int]
 """The groups that hold a value or run an equation."""
@@ -103,17 +104,23 @@ class TaskGraph:
         yield from ((var, member.work.stage) for member in self.stage_work for var in member.reads)
         yield from ((a.initial, a.work.stage) for a in self.accumulators)
 
+    @property
+    def loops_before(self) -> dict[Var, int]:
+        """For the results of accumulators, the number of loops after which they are there."""
+        return {a.result: self.step.loop_of(a.work.stage) + 1 for a in self.accumulators}
+
+    @property
+    def in_loops(self) -> set[Var]:
+        """The variables that are another value in every microbatch."""
+        computed = makers_of(eqn for member in self.stage_work for eqn in member.eqns)
+        return {*computed, *(loop.index for loop in self.step.loops), *(a.state for a in self.accumulators)}
+
     def __str__(self) -> str:
         return "\n".join(self.lines(self.step.names()))
 
     def lines(self, names: Names) -> list[str]:
         lines = [*self.step.argument_lines(names), "outside the loop"]
         lines += indented(map(names.equation, self.outer))
-        lines += [*self.work_lines(names), "results"]
-        return [*lines, *indented(self.step.result_lines(names))]
-
-    def work_lines(self, names: Names) -> list[str]:
-        lines = []
         for member in self.stage_work:
             makes = names.all(member.makes) or "nothing that others read"
             lines.append(f"{member.work}: {names.all(member.reads)} -> {makes}")
@@ -127,7 +134,7 @@ class TaskGraph:
         for loop, tasks in enumerate(self.tasks):
             lines.append("tasks" if len(self.tasks) == 1 else f"tasks of loop {loop}")
             lines += [f"  group {i}: {' '.join(map(str, cells))}" for i, cells in enumerate(tasks)]
-        return lines
+        return [*lines, "results", *indented(self.step.result_lines(names))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +210,7 @@ class PlacedGraph:
         names = step.names()
         lines = [f"stage {stage} is on group {group}" for stage, group in enumerate(self.stage_groups)]
         lines.append("arguments and constants")
-        for var in (*(a.var for a in step.arguments), *(c.var for c in step.constants)):
+        for var in step.inputs:
             sharded = f", sharded {spec}" if (spec := self.specs.get(var)) else ""
             lines.append(f"  {names.typed(var)} on {groups_text(self.homes[var])}{sharded}")
         for segment in range(len(step.outside)):

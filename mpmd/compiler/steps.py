@@ -3,7 +3,7 @@
 Grammar::
 
     TracedStep ::= argument-path* constant* jaxpr       loops are equations in it; marks have no numbers
-    CutStep    ::= Argument* Constant* (equation* Loop)* equation* Result*
+    CutStep    ::= Argument* constant* (equation* Loop)* equation* Result*
     Loop       ::= index equation* LoopResult*          the equations have marks among them, with numbers
 
 ``str()`` prints each level, and ``checks.py`` checks its invariants.
@@ -24,7 +24,7 @@ from mpmd.compiler.jaxprs.source import where
 from mpmd.ir.plan import Spec
 from mpmd.ir.slices import SliceNumbers
 from mpmd.ir.stack import Leaf
-from mpmd.language.annotate import mark_of
+from mpmd.language.annotate import Mark, mark_of
 from mpmd.language.reduce import treduce_p
 from mpmd.schedules import Schedule
 from mpmd.util.tree import paths
@@ -41,12 +41,6 @@ class Argument:
     path: str
     var: Var
     donated: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Constant:
-    var: Var
-    value: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +147,13 @@ class Loop:
     @property
     def ends(self) -> tuple[str, ...]:
         """The layers after which stages end, where ``mpmd.auto_marks`` has chosen them; else empty."""
-        boundaries = {mark.boundary for eqn in self.eqns if (mark := mark_of(eqn))}
+        boundaries = {mark.boundary for _, mark in self.marks}
         of_layers = [(boundary.stage, end) for boundary in boundaries for end in boundary.ends]
         return tuple(end for _, end in sorted(of_layers))
+
+    @property
+    def marks(self) -> list[tuple[JaxprEqn, Mark]]:
+        return [(eqn, mark) for eqn in self.eqns if (mark := mark_of(eqn))]
 
     @property
     def states(self) -> tuple[Var, ...]:
@@ -215,6 +213,7 @@ class CutStep:
     Equations and loops that no result needs are gone.
 
     Attributes:
+      constants: the values of the variables that equations read besides the arguments.
       loops: in the order in which they are written, which follows their data dependencies.
       outside: the equations before the first loop, between each two loops, and after the last one; of a
         function without a loop, all. The compiler may move them.
@@ -229,7 +228,7 @@ class CutStep:
     """
 
     arguments: tuple[Argument, ...]
-    constants: tuple[Constant, ...]
+    constants: Mapping[Var, Any]
     loops: tuple[Loop, ...]
     outside: tuple[tuple[JaxprEqn, ...], ...]
     results: tuple[Result, ...]
@@ -250,6 +249,11 @@ class CutStep:
             lines += [self.segment_text(segment), *indented(map(names.equation, eqns))]
         return "\n".join([*lines, "results", *indented(self.result_lines(names))])
 
+    @property
+    def inputs(self) -> list[Var]:
+        """The variables of arguments, then those of constants."""
+        return [*(argument.var for argument in self.arguments), *self.constants]
+
     def loop_of(self, stage: int) -> int:
         return next(number for number, loop in enumerate(self.loops) if stage in loop.stages)
 
@@ -263,12 +267,10 @@ class CutStep:
 
     def names(self) -> Names:
         arguments = ((argument.var, argument.path) for argument in self.arguments)
-        constants = [constant.var for constant in self.constants]
-        return _names((*arguments, *((loop.index, "index") for loop in self.loops)), constants)
+        return _names((*arguments, *((loop.index, "index") for loop in self.loops)), self.constants)
 
     def argument_lines(self, names: Names) -> list[str]:
-        arguments = [argument.var for argument in self.arguments]
-        return _argument_lines(names, arguments, [constant.var for constant in self.constants])
+        return _argument_lines(names, (argument.var for argument in self.arguments), self.constants)
 
     def result_lines(self, names: Names) -> list[str]:
         results = ((result.path, result.var) for result in self.results)

@@ -115,7 +115,7 @@ def _read_around(step: CutStep, outer: set[Var]) -> str:
     """
     state = {argument for argument, _ in step.fed_back}
     inputs = [(leaf.var, leaf.path) for i, leaf in enumerate(step.arguments) if i not in state]
-    inputs += [(constant.var, "a constant array") for constant in step.constants]
+    inputs += [(var, "a constant array") for var in step.constants]
     eqns = tuple(itertools.chain(*step.outside))
     read = [
         f"{name} ({type_text(aval_of(var))})"

@@ -19,7 +19,7 @@ The compiler makes the names; no code parses them.
 
 from __future__ import annotations
 
-from mpmd.ir.plan import Name, OutsideTask, TaskKind
+from mpmd.ir.plan import Name, OutsideTask, TaskType
 
 
 def constant_name(position: int) -> Name:
@@ -38,13 +38,13 @@ def operand(position: int) -> str:
     return f"operand{position}"
 
 
-def output_pattern(kind: TaskKind, stage: int, position: int | str) -> str:
+def output_pattern(work: TaskType, position: int | str) -> str:
     """The name of an output of a task, with ``%d`` for the microbatch: ``fwd_2__%d.0``."""
-    return f"{kind}_{stage}__%d.{position}"
+    return f"{work}__%d.{position}"
 
 
-def state_pattern(kind: TaskKind, stage: int, accumulator: int) -> str:
-    return f"{kind}_{stage}.state{accumulator}@%d"
+def state_pattern(work: TaskType, accumulator: int) -> str:
+    return f"{work}.state{accumulator}@%d"
 
 
 def outside_name(task: OutsideTask, mpmd_idx: int, position: int | str) -> Name:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mpmd.ir.plan import Aval, Spec
-from mpmd.ir.specs import indivisible
+from mpmd.ir.specs import axes_of, dimensions_of, indivisible
 
 Interval = tuple[int, int]
 """The first index, and the index after the last."""
@@ -55,9 +55,7 @@ def landing_spec(aval: Aval, spec: Spec, group: GroupShape) -> Spec:
     """
     if group.num_processes == 1 or aval.nbytes < GATHERED_BYTES:
         return spec
-    entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
-    entries += [()] * (len(aval.shape) - len(entries))
-    used = {axis for entry in entries for axis in entry}
+    entries, used = [*dimensions_of(spec, len(aval.shape))], axes_of(spec)
     fewest = _elements_held(aval.shape, spec, group)
     for axis in (axis for axis in group.axes if axis not in used):
         for dimension in range(len(entries)):
@@ -96,9 +94,9 @@ def boxes_by_process(shape: Sequence[int], spec: Spec, group: GroupShape) -> tup
 
 def _box(shape: Sequence[int], spec: Spec, axes: Mapping[str, int], position: Mapping[str, int]) -> Box:
     box = []
-    for size, entry in itertools.zip_longest(shape, spec[: len(shape)]):
+    for size, sharding in zip(shape, dimensions_of(spec, len(shape)), strict=False):
         index, parts = 0, 1
-        for axis in (entry,) if isinstance(entry, str) else entry or ():
+        for axis in sharding:
             index, parts = index * axes[axis] + position[axis], parts * axes[axis]
         assert size % parts == 0, f"{size} elements do not divide into {parts} parts, which JAX refuses, too"
         length = size // parts

@@ -30,6 +30,12 @@ def axes_of(spec: Spec) -> set[str]:
     return {axis for entry in spec for axis in _axes(entry)}
 
 
+def dimensions_of(spec: Spec, ndim: int) -> tuple[tuple[str, ...], ...]:
+    """The mesh axes along which each dimension of a value is sharded, the major one first."""
+    dimensions = tuple(map(_axes, spec))
+    return dimensions + ((),) * (ndim - len(dimensions))
+
+
 def num_shards(spec: Spec, sizes: Mapping[str, int]) -> int:
     return math.prod(_shards(entry, sizes) for entry in spec)
 
@@ -39,4 +45,4 @@ def _shards(entry: str | tuple[str, ...] | None, sizes: Mapping[str, int]) -> in
 
 
 def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else entry or ()
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())

@@ -13,6 +13,7 @@ from jax.interpreters import ad, batching, partial_eval
 
 from mpmd.compat import api_boundary
 from mpmd.language.identities import bind_to_tangents, identity
+from mpmd.util.tree import with_leaves
 from mpmd.validation import int_fault, int_faults, is_sequence, raise_faults, shown, str_fault
 
 Tree = TypeVar("Tree")
@@ -69,6 +70,10 @@ def mark_of(eqn: JaxprEqn) -> Mark | None:
     return Mark(**eqn.params) if eqn.primitive is mark_p else None
 
 
+def bind_mark(values: Sequence[Any], boundary: Boundary) -> list[Any]:
+    return mark_p.bind(*values, boundary=boundary, forward=True, linear=False)
+
+
 def mark_text(eqn: JaxprEqn, line: str | None) -> str:
     if eqn.params["boundary"].by_auto_marks:
         called = f", called at {line}" if line else ""
@@ -115,10 +120,8 @@ def mark_stage_end(
     _check_ends(name, every, num_stages)
     each = tuple(every) if isinstance(every, Sequence) else every
     boundary = Boundary(name, every=each, num_stages=num_stages)
-    marked = mark_p.bind(*(leaves[i] for i in arrays), boundary=boundary, forward=True, linear=False)
-    for i, leaf in zip(arrays, marked, strict=True):
-        leaves[i] = leaf
-    return jax.tree.unflatten(treedef, leaves)
+    marked = bind_mark([leaves[i] for i in arrays], boundary)
+    return jax.tree.unflatten(treedef, with_leaves(leaves, arrays, marked))
 
 
 def _check_ends(name: Any, every: Any, num_stages: Any) -> None:

@@ -11,15 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.language.operations import Op, is_op
 from mpmd.language.reduce import Concat
-from mpmd.sharding import explicit_sharding
+from mpmd.sharding import explicit_sharding, for_each_dimension, to_sharding
 from mpmd.util.tables import first_few
 from mpmd.util.tree import broadcast_prefix
-
-_SHOWN = 5
 
 
 def weighted(tree: Any, weight: jax.Array | None) -> Any:
@@ -103,7 +100,7 @@ class AuxRules:
             raise TypeError(
                 "auxiliary output that is neither rows nor floats, which are reduced as the loss is: say in "
                 "aux_reduction how to combine it, e.g. with mpmd.Add, mpmd.Max or mpmd.Concat(); "
-                + first_few(faults, _SHOWN)
+                + first_few(faults, 5)
             )
         self._rules = rules
         self.operations[:] = [rule.op for rule in rules]
@@ -153,6 +150,6 @@ def _merged(stacked: jax.Array, axis: int) -> jax.Array:
     sharding = explicit_sharding(jax.typeof(stacked))
     if sharding is None:
         return lax.reshape(stacked, shape)
-    entries = [*sharding.spec, *[None] * (stacked.ndim - len(sharding.spec))]
+    entries = for_each_dimension(sharding.spec, stacked.ndim)
     del entries[axis]
-    return lax.reshape(stacked, shape, out_sharding=NamedSharding(sharding.mesh, PartitionSpec(*entries)))
+    return lax.reshape(stacked, shape, out_sharding=to_sharding(entries, sharding.mesh))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
 from mpmd.sharding import described, explicit_sharding
+from mpmd.util.tree import with_leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +79,7 @@ class Microbatch:
         return jax.tree.unflatten(self.treedef, self._with(states))
 
     def _with(self, states: Sequence[jax.Array]) -> list[jax.Array]:
-        leaves = list(self.initial)
-        for i, state in zip(self._changing, states, strict=False):
-            leaves[i] = state
-        return leaves
+        return with_leaves(self.initial, self._changing, states[: len(self._changing)])
 
 
 def _check_carry(carry: Any, result: Any) -> None:

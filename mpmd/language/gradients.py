@@ -20,11 +20,10 @@ from mpmd.language.reduce import Add, Mean, treduce
 from mpmd.schedules import Schedule
 from mpmd.schedules.base import schedule_fault
 from mpmd.util.tables import first_few
+from mpmd.util.tree import with_leaves
 from mpmd.validation import bool_fault, callable_fault, int_fault, positions_faults, raise_faults, shown
 
 Reduction = Literal["mean", "sum"] | Callable[..., Any]
-
-_SHOWN = 5
 
 
 @api_boundary
@@ -212,10 +211,7 @@ class _Batch:
 
     def arguments(self, microbatch: Sequence[Any]) -> tuple:
         """Returns the arguments for one microbatch; leaves that are not cut are the same objects in all."""
-        leaves = list(self.leaves)
-        for i, leaf in zip(self.cut, microbatch, strict=True):
-            leaves[i] = leaf
-        return jax.tree.unflatten(self.treedef, leaves)
+        return jax.tree.unflatten(self.treedef, with_leaves(self.leaves, self.cut, microbatch))
 
     @property
     def rows(self) -> int:
@@ -253,9 +249,7 @@ def _batch_positions(count: int, argnums: Any, batch_argnums: Any) -> frozenset[
     def positions(argnums: Any, name: str) -> frozenset[int]:
         listed = (argnums,) if hasattr(argnums, "__index__") else tuple(argnums)
         if missing := [i for i in listed if not -count <= i < count]:
-            faults.append(
-                f"{name} {first_few(list(map(str, missing)), _SHOWN)} of {count} positional arguments"
-            )
+            faults.append(f"{name} {first_few(map(str, missing), 5)} of {count} positional arguments")
         return frozenset(i % count for i in listed if -count <= i < count)
 
     differentiated = positions(argnums, "argnums")

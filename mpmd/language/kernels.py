@@ -17,6 +17,7 @@ from jax.interpreters import ad, batching
 from mpmd.compat import api_boundary
 from mpmd.language.decisions import is_planned
 from mpmd.language.identities import bind_to_tangents, identity
+from mpmd.util.tree import with_leaves
 from mpmd.validation import Fault, callable_fault, number_fault, raise_faults, str_fault
 
 Function = TypeVar("Function", bound=Callable)
@@ -150,8 +151,7 @@ def cost(
             return fun(*args, **kwargs)
 
         def on_arrays(*arrays):
-            values = dict(enumerate(leaves)) | dict(zip(positions, arrays, strict=True))
-            args, kwargs = jax.tree.unflatten(treedef, values.values())
+            args, kwargs = jax.tree.unflatten(treedef, with_leaves(leaves, positions, arrays))
             return fun(*args, **kwargs)
 
         # Captured arrays become operands: masks, too, which ``jax.closure_convert`` leaves in the closure.
@@ -190,8 +190,7 @@ def cost(
             positions = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
 
             def of_positions(*values):
-                replaced = dict(enumerate(operands)) | dict(zip(positions, values, strict=True))
-                return derivative(*replaced.values())
+                return derivative(*with_leaves(operands, positions, values))
 
             primals, live = ([values[i] for i in positions] for values in (operands, tangents))
             return either(*operands), jax.jvp(of_positions, primals, live)[1]

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from mpmd.compat import api_boundary
 from mpmd.sharding import described, explicit_sharding
+from mpmd.util.tree import with_leaves
 from mpmd.validation import callable_fault, raise_faults
 
 per_group_p = Primitive("per_group")
@@ -73,9 +74,7 @@ def _differentiable(flat: Callable[..., list[jax.Array]]) -> Callable[..., list[
 
         def gradients(*values):
             def of_inexact(*inexact_values):
-                whole = list(values[: len(args)])
-                for i, value in zip(inexact, inexact_values, strict=True):
-                    whole[i] = value
+                whole = with_leaves(values[: len(args)], inexact, inexact_values)
                 return list(itertools.compress(flat(*whole), differentiated))
 
             _, pull_back = jax.vjp(of_inexact, *(values[i] for i in inexact))

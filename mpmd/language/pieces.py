@@ -9,18 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.interpreters import ad, batching
 
 from mpmd.compat import api_boundary
 from mpmd.language.decisions import current_decisions, is_compiled_outside_of_loops
-from mpmd.sharding import explicit_sharding
+from mpmd.language.identities import identity
+from mpmd.sharding import explicit_sharding, to_sharding
 from mpmd.util.tables import first_few
 from mpmd.validation import int_fault, raise_faults
-
-_SHOWN = 5
-"""The number of leaves that an error names: a list of numbers has as many leaves as numbers."""
 
 _PASS_ARRAYS = (
     "pass arrays (each number in a list is a leaf of its own; np.asarray makes one array of the list)"
@@ -45,7 +41,7 @@ def list_read_as_pytree(named: Mapping[str, Any]) -> str:
                 shapes = (str(jnp.shape(leaf)) for leaf in jax.tree.leaves(node))
                 return (
                     f". {at} is a list, which is read as one pytree of arrays: each microbatch is a list of "
-                    f"their parts. The arrays have the shapes {first_few(shapes, _SHOWN)}. {_ONE_SHAPE}"
+                    f"their parts. The arrays have the shapes {first_few(shapes, 5)}. {_ONE_SHAPE}"
                 )
     return ""
 
@@ -135,13 +131,13 @@ def cut_rows(named: Sequence[tuple[str, Any]], n: int, hint: str = "", *, is_ope
     if wrong := [
         f"{path} is of type {type(leaf).__name__}" for path, leaf in named if not hasattr(leaf, "shape")
     ]:
-        raise TypeError(f"{first_few(wrong, _SHOWN)}: {_PASS_ARRAYS}")
+        raise TypeError(f"{first_few(wrong, 5)}: {_PASS_ARRAYS}")
     texts = [f"{path} has shape {tuple(leaf.shape)}" for path, leaf in named]
     if scalars := [text for text, (_, leaf) in zip(texts, named, strict=True) if not leaf.shape]:
         raise ValueError(
-            f"{first_few(scalars, _SHOWN)}: there are no rows to cut into microbatches; {_PASS_ARRAYS}"
+            f"{first_few(scalars, 5)}: there are no rows to cut into microbatches; {_PASS_ARRAYS}"
         )
-    all_shapes = first_few(texts, _SHOWN)
+    all_shapes = first_few(texts, 5)
     if len({leaf.shape[0] for _, leaf in named}) > 1:
         raise ValueError(f"the leaves of a batch need the same number of rows, and {all_shapes}{hint}")
     rows = named[0][1].shape[0]
@@ -151,7 +147,7 @@ def cut_rows(named: Sequence[tuple[str, Any]], n: int, hint: str = "", *, is_ope
             "take another number, or leave out or pad the rows that are left over"
         )
     cut = [_cut(leaf, n) for _, leaf in named]
-    return [open_rows_p.bind(leaf) for leaf in cut] if is_open and is_compiled_outside_of_loops() else cut
+    return [open_rows_p.bind(leaf)[0] for leaf in cut] if is_open and is_compiled_outside_of_loops() else cut
 
 
 def _others(rows: int, n: int) -> str:
@@ -167,17 +163,13 @@ def _cut(leaf: Any, n: int) -> Any:
     sharding = explicit_sharding(jax.typeof(leaf)) if isinstance(leaf, jax.Array) else None
     if sharding is None or not sharding.spec or sharding.spec[0] is None:
         return leaf.reshape(shape)
-    of_rows = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
-    return jax.lax.reshape(leaf, shape, out_sharding=of_rows)
+    return jax.lax.reshape(leaf, shape, out_sharding=to_sharding((None, *sharding.spec), sharding.mesh))
 
 
-open_rows_p = Primitive("open_rows")
-"""The identity, of rows that are cut into a number of microbatches that the step leaves open."""
-open_rows_p.def_impl(lambda x: x)
-open_rows_p.def_abstract_eval(lambda x: x)
-ad.deflinear2(open_rows_p, lambda ct, x: [ct])
-batching.primitive_batchers[open_rows_p] = lambda args, dims: (open_rows_p.bind(*args), *dims)
-mlir.register_lowering(open_rows_p, lambda ctx, x: [x])
+open_rows_p = identity("open_rows")
+"""Takes an array of rows that are cut into a number of microbatches that the step leaves open."""
+ad.deflinear2(open_rows_p, lambda cotangents, x: cotangents)
+batching.primitive_batchers[open_rows_p] = lambda args, dims: (open_rows_p.bind(*args), dims)
 
 
 @api_boundary

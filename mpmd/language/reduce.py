@@ -14,7 +14,6 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.compat import api_boundary, with_constants_as_inputs
 from mpmd.language.carry import Microbatch
@@ -23,7 +22,7 @@ from mpmd.language.operations import Op, is_op, operation_faults
 from mpmd.language.pieces import count_along, list_explained
 from mpmd.schedules import ForwardOnly, Schedule
 from mpmd.schedules.base import schedule_fault
-from mpmd.sharding import described, explicit_sharding, gathered_along
+from mpmd.sharding import described, explicit_sharding, for_each_dimension, gathered_along, to_sharding
 from mpmd.util.tree import array_faults, broadcast_prefix
 from mpmd.validation import callable_fault, int_fault, raise_faults, str_fault
 
@@ -94,9 +93,9 @@ class Concat:
         sharding = explicit_sharding(a)
         if sharding is None:
             return zeros
-        entries = [*sharding.spec, *[None] * (len(a.shape) - len(sharding.spec))]
+        entries = for_each_dimension(sharding.spec, len(a.shape))
         entries.insert(axis, None)
-        return jax.sharding.reshard(zeros, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
+        return jax.sharding.reshard(zeros, to_sharding(entries, sharding.mesh))
 
     def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
         return lax.dynamic_update_index_in_dim(state, update, index, self.axis % state.ndim)

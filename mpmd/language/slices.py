@@ -28,8 +28,6 @@ from mpmd.validation import (
 
 Tree = TypeVar("Tree")
 
-_SHOWN = 5
-
 
 @api_boundary
 def slice_bounds(
@@ -138,14 +136,13 @@ def _check_leaves(named: Sequence[tuple[str, Any]], length: int, axis: int) -> N
     if not named:
         raise ValueError("the tree has no array to cut into slices")
     if other := [f"{path} is of type {type(leaf).__name__}" for path, leaf in named if not _is_array(leaf)]:
-        raise TypeError(f"{first_few(other, _SHOWN)}: only arrays are cut into slices")
+        raise TypeError(f"{first_few(other, 5)}: only arrays are cut into slices")
     texts = [(f"{path} has shape {tuple(leaf.shape)}", leaf.shape) for path, leaf in named]
     if without := [text for text, shape in texts if not -len(shape) <= axis < len(shape)]:
-        raise ValueError(f"{first_few(without, _SHOWN)}: there is no axis {axis} to cut into slices")
+        raise ValueError(f"{first_few(without, 5)}: there is no axis {axis} to cut into slices")
     if wrong := [text for text, shape in texts if shape[axis] != length]:
         raise ValueError(
-            f"{first_few(wrong, _SHOWN)}: bounds that end at {length} need {length} positions along axis "
-            f"{axis}"
+            f"{first_few(wrong, 5)}: bounds that end at {length} need {length} positions along axis {axis}"
         )
 
 

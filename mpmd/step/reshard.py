@@ -215,7 +215,6 @@ class LeafCopy:
         return stack.axis
 
     def _pieces(self, ranges: Sequence[jax.Array]) -> Iterator[list[jax.Array]]:
-        """Yields, for each layer range to read, its slices of the ranges that groups hold."""
         axis = self._axis
         whole = (slice(0, self.aval.shape[axis]),)
         held = self.held.stack.slices if self.held.stack else whole

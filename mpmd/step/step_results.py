@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import Call
+from mpmd.arguments.leaves import as_described
 from mpmd.arrays.array import Held, MpmdArray
 from mpmd.arrays.stacked_array import StackedMpmdArray
 from mpmd.compiler.steps import CutStep
@@ -60,8 +61,7 @@ def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeD
 
 
 def _stacked(leaf: Leaf, stack: Stack, ranges: Iterator[MpmdArray]) -> StackedMpmdArray:
-    aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
-    return StackedMpmdArray(aval, stack, tuple(itertools.islice(ranges, len(stack.slices))))
+    return StackedMpmdArray(as_described(leaf), stack, tuple(itertools.islice(ranges, len(stack.slices))))
 
 
 def hand_back(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,14 @@ def argument_paths(args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
 
 def paths(tree: Any) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree))
+
+
+def with_leaves(leaves: Sequence[Any], positions: Iterable[int], values: Iterable[Any]) -> list[Any]:
+    """The leaves with ``values`` at ``positions``."""
+    changed = list(leaves)
+    for i, value in zip(positions, values, strict=True):
+        changed[i] = value
+    return changed
 
 
 def array_faults(name: str, tree: Any) -> Iterator[TypeError]:

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.compiler.jaxprs.canonical import canonical
-from mpmd.compiler.jaxprs.sharded_dimensions import dimensions_of
+from mpmd.ir.specs import dimensions_of
 from mpmd.language.decisions import Decisions, decided
 from mpmd.planner.all_reduces import AllReduces
 from mpmd.planner.trials.device_work import device_work

@@ -15,7 +15,7 @@ from mpmd.compiler.jaxprs.control_flow import live_eqns
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, variables
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.jaxprs.traced import copy_of
-from mpmd.compiler.steps import Argument, Constant, CutStep, Loop, Result, TracedStep
+from mpmd.compiler.steps import Argument, CutStep, Loop, Result, TracedStep
 from mpmd.errors import CompileError
 from mpmd.ir.stack import Leaf, Stack, per_layer_range
 from mpmd.language.reduce import treduce_p
@@ -102,7 +102,7 @@ def _cut_step(
     read, specs = _variables_read(outside, loops), traced.explicit_specs
     return CutStep(
         arguments=tuple(map(Argument, _names(argument_leaves), cut.jaxpr.invars, donated)),
-        constants=tuple(Constant(var, value) for var, value in cut.constants.items() if var in read),
+        constants={var: value for var, value in cut.constants.items() if var in read},
         loops=loops,
         outside=outside,
         results=tuple(map(Result, _names(result_leaves), results)),
@@ -133,8 +133,9 @@ def _variables_read(outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop]
 def _fed_back_ranges(
     fed_back_leaves: Sequence[tuple[int, int]], arguments: Sequence[Leaf], results: Sequence[Leaf]
 ) -> Iterator[tuple[int, int]]:
-    first_argument = [0, *itertools.accumulate(len(leaf.names) for leaf in arguments)]
-    first_result = [0, *itertools.accumulate(len(leaf.names) for leaf in results)]
+    first_argument, first_result = (
+        [0, *itertools.accumulate(len(leaf.names) for leaf in leaves)] for leaves in (arguments, results)
+    )
     for i, j in fed_back_leaves:
         if arguments[i].stack == results[j].stack:
             yield from ((first_argument[i] + p, first_result[j] + p) for p in range(len(arguments[i].names)))

@@ -44,7 +44,6 @@ class _Inclusion(NamedTuple):
         return first, last
 
     def below(self, cuts: Iterable[Fraction]) -> set[Fraction]:
-        """The cut points of the part, from the cut points of the whole."""
         return _inner((cut - self.start) / self.size for cut in cuts)
 
     def above(self, cuts: Iterable[Fraction]) -> set[Fraction]:

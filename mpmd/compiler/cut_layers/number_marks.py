@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
@@ -50,7 +50,7 @@ def count_stages(loop: Loop, written: Schedule | None, slices: Iterable[int]) ->
       slices: the numbers into which the step cuts sequences.
     """
     ends = _ends(loop)
-    are_written = any(not mark.boundary.by_auto_marks for _, mark in _marks(loop))
+    are_written = any(not mark.boundary.by_auto_marks for _, mark in loop.marks)
     depth = max(_depths(loop), default=-1) + 1
     depth = max(depth, sum(mark.boundary.by_auto_marks for _, mark in ends))
     is_last_marked = are_written and written is not None and written.num_stages == depth
@@ -112,30 +112,30 @@ def _with_first_stage(loop: Loop, first_stage: int) -> Loop:
         mark.boundary: Boundary(
             mark.boundary.name, first_stage + mark.boundary.stage, ends=mark.boundary.ends
         )
-        for _, mark in _marks(loop)
+        for _, mark in loop.marks
         if mark.boundary.stage is not None
     }
+    boundary_of = {id(eqn): boundaries[mark.boundary] for eqn, mark in loop.marks}
+    return dataclasses.replace(_with_boundaries(loop, boundary_of), first_stage=first_stage)
+
+
+def _with_boundaries(loop: Loop, boundary_of: Mapping[int, Boundary]) -> Loop:
+    """Replaces the boundary of each mark, by the identity of the mark's equation."""
     eqns = tuple(
-        eqn.replace(params={**eqn.params, "boundary": boundaries[mark.boundary]})
-        if (mark := mark_of(eqn))
-        else eqn
+        eqn.replace(params={**eqn.params, "boundary": boundary_of[id(eqn)]}) if mark_of(eqn) else eqn
         for eqn in loop.eqns
     )
-    return dataclasses.replace(loop, first_stage=first_stage, eqns=eqns)
-
-
-def _marks(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
-    return [(eqn, mark) for eqn in loop.eqns if (mark := mark_of(eqn))]
+    return dataclasses.replace(loop, eqns=eqns)
 
 
 def _ends(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
     """The marks that the user wrote, which end stages, without marks that differentiation derived."""
-    return [(eqn, mark) for eqn, mark in _marks(loop) if not mark.linear]
+    return [(eqn, mark) for eqn, mark in loop.marks if not mark.linear]
 
 
 def _has_orphans(loop: Loop) -> bool:
     """Whether what a mark returns is dead code, but derivatives through it are not, as of a penalty."""
-    return not {mark.boundary for _, mark in _marks(loop)} <= {mark.boundary for _, mark in _ends(loop)}
+    return not {mark.boundary for _, mark in loop.marks} <= {mark.boundary for _, mark in _ends(loop)}
 
 
 def _stages(loop: Loop) -> Sequence[int] | None:
@@ -173,17 +173,13 @@ def _numbered(loop: Loop, stages: Sequence[int]) -> Loop:
     ends: dict[Boundary, list[Boundary]] = collections.defaultdict(list)
     for (_, mark), stage in zip(_ends(loop), stages, strict=True):
         ends[mark.boundary].append(Boundary(mark.boundary.name, stage, ends=mark.boundary.ends))
-    marks = _marks(loop)
+    marks = loop.marks
     end_of = {
         id(eqn): end
         for boundary in ends
         for eqn, end in _ends_at([each for each in marks if each[1].boundary is boundary], ends[boundary])
     }
-    eqns = tuple(
-        eqn.replace(params={**eqn.params, "boundary": end_of[id(eqn)]}) if mark_of(eqn) else eqn
-        for eqn in loop.eqns
-    )
-    return dataclasses.replace(loop, eqns=eqns)
+    return _with_boundaries(loop, end_of)
 
 
 def _ends_at(marks: Ends, ends: Sequence[Boundary]) -> Iterator[tuple[JaxprEqn, Boundary]]:

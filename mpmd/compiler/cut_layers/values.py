@@ -125,7 +125,6 @@ class Values:
         return piece
 
     def _note(self, eqn: JaxprEqn | None, atom: Atom, stack: Stack) -> None:
-        """Notes that ``eqn`` reads several layer ranges of ``atom``, unless layers are single numbers."""
         if size(atom) > sum(stack.sizes):
             reader = _reader_text(eqn)
             message = (

@@ -14,7 +14,8 @@ from jax.extend.core.primitives import scan_p
 
 from mpmd.compat import scan_counts
 from mpmd.compiler.cut_scans.layer_ranges import MarkedScan, in_ranges
-from mpmd.language.annotate import Boundary, mark_p
+from mpmd.language.annotate import Boundary, bind_mark
+from mpmd.util.tree import with_leaves
 
 
 def cut_scan(
@@ -45,8 +46,9 @@ def cut_scan(
     stops = sorted({params["length"], *(end for end in ends if end), *(stop for stop, _ in bodies)})
     sizes = [stop - start for start, stop in itertools.pairwise([0, *stops])]
     step = -1 if params["reverse"] else 1  # a reverse scan begins with the last row
+    in_order = sizes[::step]
     noted = zip(xs, notes or [None] * len(xs), strict=True)
-    rows = [_split(in_ranges(x, sizes[::step], note), sizes[::step])[::step] for x, note in noted]
+    rows = [_split(in_ranges(x, in_order, note), in_order)[::step] for x, note in noted]
     stacked: list[Sequence[Any]] = []
 
     @functools.cache  # ranges of one length are one function under jit, which JAX differentiates once
@@ -69,7 +71,7 @@ def cut_scan(
         lax.concatenate(ranges[::step], 0) if len(ranges) > 1 else ranges[0]
         for ranges in zip(*stacked, strict=True)
     ]
-    return [*carry, *(in_ranges(y, sizes[::step]) for y in joined)]
+    return [*carry, *(in_ranges(y, in_order) for y in joined)]
 
 
 def _split(x: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
@@ -101,9 +103,6 @@ def _carried(
 
 
 def _marked(carry: Sequence[Any], positions: Sequence[int], boundary: Boundary) -> list[Any]:
-    values = list(carry)
-    if positions:
-        marked = mark_p.bind(*(carry[i] for i in positions), boundary=boundary, forward=True, linear=False)
-        for i, value in zip(positions, marked, strict=True):
-            values[i] = value
-    return values
+    if not positions:
+        return list(carry)
+    return with_leaves(carry, positions, bind_mark([carry[i] for i in positions], boundary))

@@ -113,7 +113,6 @@ def _faults(eqns: Iterable[JaxprEqn], counting: set[Var]) -> Iterator[str]:
 def _indices(
     eqns: Iterable[JaxprEqn], numbers: Iterable[Var], fixed: Set[Var], primitives: Set[str] = _COUNTING
 ) -> set[Var]:
-    """The indices that equations compute of numbers and of ``fixed`` values, which no iteration changes."""
     counting = set(numbers)
     for eqn in eqns:
         if _counts_on(eqn, counting, fixed, primitives):

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
+
+from mpmd.language.identities import bind_to_tangents, identity
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,25 +25,21 @@ class MarkedScan:
     index_fault: str | None = None
 
 
-layers_p = Primitive("layers")
-"""Parameters: ``axis``; ``sizes`` of the layer ranges along it; ``scan``: a ``MarkedScan`` over the array."""
+layers_p = identity("layers")
+"""Takes one array. Parameters: ``axis``; ``sizes`` of layer ranges; ``scan``: a ``MarkedScan`` over it."""
 
 
 def in_ranges(x: Any, sizes: Sequence[int], scan: MarkedScan | None = None) -> Any:
-    return layers_p.bind(x, axis=0, sizes=tuple(sizes), scan=scan)
+    return layers_p.bind(x, axis=0, sizes=tuple(sizes), scan=scan)[0]
 
 
-def _transpose(ct, x, *, axis, sizes, scan):
-    return [ct if type(ct) is ad.Zero else layers_p.bind(ct, axis=axis, sizes=sizes, scan=None)]
+def _transpose(cotangents, x, *, scan, **params):
+    return bind_to_tangents(layers_p, cotangents, scan=None, **params)
 
 
-def _batch(args, dims, *, axis, sizes, scan):
-    (x,), (dim,) = args, dims
-    return layers_p.bind(x, axis=axis + (dim <= axis), sizes=sizes, scan=scan), dim
+def _batch(args, dims, *, axis, **params):
+    return layers_p.bind(*args, axis=axis + (dims[0] <= axis), **params), dims
 
 
-layers_p.def_impl(lambda x, **params: x)
-layers_p.def_abstract_eval(lambda x, **params: x)
 ad.deflinear2(layers_p, _transpose)
 batching.primitive_batchers[layers_p] = _batch
-mlir.register_lowering(layers_p, lambda ctx, x, **params: [x])

@@ -13,8 +13,8 @@ from mpmd.compat import replace_calls, scan_counts
 from mpmd.compiler.cut_scans.cut_scan import cut_scan
 from mpmd.compiler.cut_scans.index_loops import index_faults
 from mpmd.compiler.cut_scans.layer_ranges import MarkedScan
-from mpmd.compiler.jaxprs.equations import any_inside, closed, dependents, is_among, makers_of, subjaxprs
-from mpmd.compiler.jaxprs.marks import first_mark, marks_in, without_identities
+from mpmd.compiler.jaxprs.equations import closed, dependents, is_among, makers_of, subjaxprs
+from mpmd.compiler.jaxprs.marks import first_mark, has_mark, marks_in, without_identities
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import CompileError
 from mpmd.language.annotate import Boundary, Mark, mark_of, mark_p
@@ -68,10 +68,10 @@ def _misplaced(jaxpr: Jaxpr) -> Iterator[str]:
                 "network of several stages again and again"
             )
         name = eqn.primitive.name
-        if name in ("cond", "while") and any_inside(eqn, mark_p):
+        if name in ("cond", "while") and has_mark(eqn):
             inside = "a while loop" if name == "while" else "a lax.cond or lax.switch"
             yield f"{first_mark(eqn)} is inside {inside}; put the mark outside it"
-        elif name.startswith(("custom_jvp_call", "custom_vjp_call")) and any_inside(eqn, mark_p):
+        elif name.startswith(("custom_jvp_call", "custom_vjp_call")) and has_mark(eqn):
             yield (
                 f"{first_mark(eqn)} is inside a function with a derivative rule of its own, by "
                 "jax.custom_jvp or jax.custom_vjp, in a scan, and the rule calls it again: mark what the "
@@ -94,7 +94,7 @@ def _marked_carry(params: Mapping[str, Any], marks: Sequence[tuple[JaxprEqn, Mar
             f"a scan has several marks in its body, at {lines}: a stage ends after a whole iteration, so "
             "leave one of them"
         )
-    marked_eqns = (eqn for eqn in body.eqns if mark_of(eqn) or any_inside(eqn, mark_p))
+    marked_eqns = (eqn for eqn in body.eqns if mark_of(eqn) or has_mark(eqn))
     reached = dependents(body.eqns, makers_of(marked_eqns))
     carried = body.outvars[: scan_counts(params)[1]]
     marked = [i for i, atom in enumerate(carried) if is_among(atom, reached)]

@@ -25,6 +25,7 @@ from mpmd.language.annotate import mark_p
 from mpmd.language.decisions import current_decisions, is_planned
 from mpmd.language.remat import Remat
 from mpmd.util.tables import first_few
+from mpmd.util.tree import with_leaves
 from mpmd.validation import callable_fault, int_fault, raise_faults
 
 Function = TypeVar("Function", bound=Callable)
@@ -120,10 +121,7 @@ class _Traced:
         self.arrays = [leaves[i] for i in at]
 
         def of_arrays(*arrays: jax.Array) -> list[jax.Array]:
-            traced_leaves = list(leaves)
-            for i, array in zip(at, arrays, strict=True):
-                traced_leaves[i] = array
-            call = jax.tree.unflatten(treedef, traced_leaves)
+            call = jax.tree.unflatten(treedef, with_leaves(leaves, at, arrays))
             before = jax.tree_util.tree_leaves_with_path(call)
             args, kwargs = call
             self._out, self._outdef = jax.tree.flatten(fun(*args, **kwargs))
@@ -142,10 +140,7 @@ class _Traced:
             )
 
     def result(self, values: Sequence[Any]) -> Any:
-        out = list(self._out)
-        for i, value in zip(self._array_positions, values, strict=True):
-            out[i] = value
-        return jax.tree.unflatten(self._outdef, out)
+        return jax.tree.unflatten(self._outdef, with_leaves(self._out, self._array_positions, values))
 
 
 def _changed_in_place(before: Sequence[tuple], after: Sequence[tuple]) -> list[str]:

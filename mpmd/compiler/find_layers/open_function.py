@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
-from jax.interpreters import partial_eval
 
 from mpmd.compiler.jaxprs.canonical import called
+from mpmd.compiler.jaxprs.control_flow import live_eqns
 from mpmd.compiler.jaxprs.equations import Atom, is_remat, lookup, with_eqns
 from mpmd.compiler.jaxprs.inline import Inliner
 from mpmd.language.remat import Remat
@@ -58,27 +58,27 @@ def open_function(function: ClosedJaxpr, should_open: Callable[[JaxprEqn], bool]
 
     Functions with derivatives of their own stay calls. Equations that no result needs are left out.
     """
-    live, _ = partial_eval.dce_jaxpr(function.jaxpr, [True] * len(function.jaxpr.outvars), instantiate=True)
-    opening = _LayerOpening(should_open)
+    jaxpr = function.jaxpr
+
+    def callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+        is_call = eqn.primitive.name in _JITS
+        if not (is_call or is_remat(eqn)) or not should_open(eqn):
+            return None
+        return called(eqn) if is_call else ClosedJaxpr(eqn.params["jaxpr"], ())
+
+    opening = _LayerOpening(callee)
     renamed = opening.constants_of(function)
-    opening.add(live.eqns, renamed)
-    outvars = [lookup(atom, renamed) for atom in live.outvars]
-    jaxpr = with_eqns(live, opening.eqns, constvars=[], outvars=outvars)
+    opening.add(live_eqns(jaxpr.eqns, jaxpr.outvars), renamed)
+    outvars = [lookup(atom, renamed) for atom in jaxpr.outvars]
+    jaxpr = with_eqns(jaxpr, opening.eqns, constvars=[], outvars=outvars)
     return OpenFunction(jaxpr, opening.constants, tuple(opening.remat))
 
 
 class _LayerOpening(Inliner):
-    def __init__(self, should_open: Callable[[JaxprEqn], bool]):
-        super().__init__()
-        self._should_open = should_open
+    def __init__(self, callee: Callable[[JaxprEqn], ClosedJaxpr | None]):
+        super().__init__(callee)
         self._around: RematOptions | None = None
         self.remat: list[RematOptions | None] = []
-
-    def callee(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
-        is_call = eqn.primitive.name in _JITS
-        if not (is_call or is_remat(eqn)) or not self._should_open(eqn):
-            return None
-        return called(eqn) if is_call else ClosedJaxpr(eqn.params["jaxpr"], ())
 
     def open(self, call: JaxprEqn, callee: ClosedJaxpr, operands: Iterable[Atom]) -> list[Atom]:
         around = self._around

@@ -108,7 +108,6 @@ def _matches(ids: np.ndarray, period: int) -> Iterator[tuple[int, int]]:
 
 
 def _work_of(before: np.ndarray, start: int, period: int, length: int) -> float:
-    """The work of the whole parts of a repetition."""
     return float(before[start + length // period * period] - before[start])
 
 

@@ -31,7 +31,7 @@ from mpmd.compiler.jaxprs.equations import (
 )
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.work import WorkOf
-from mpmd.language.annotate import Boundary, mark_p
+from mpmd.language.annotate import Boundary, bind_mark
 from mpmd.language.decisions import is_planned
 from mpmd.sharding import described
 
@@ -89,8 +89,7 @@ class MarkedRun:
 
     def _mark(self, position: int, name: str) -> None:
         handed_over = self._crossing.at(position)
-        values = [self._values[var] for var in handed_over]
-        marked = mark_p.bind(*values, boundary=_boundary(name), forward=True, linear=False)
+        marked = bind_mark([self._values[var] for var in handed_over], _boundary(name))
         self._values.update(zip(handed_over, marked, strict=True))
 
     def _run(self, start: int, stop: int) -> None:

@@ -14,8 +14,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
 from mpmd.compiler.jaxprs.equations import (
-    Atom,
     closed,
+    entry_of,
     is_among,
     lookup,
     make_jaxpr,
@@ -75,7 +75,7 @@ def _groups(scan: Scan, dimensions_of: DimensionsOf) -> Iterator[dict[Var, int]]
             and not returned.isdisjoint(members)
             and len(members) == len(nodes)
             and len({shape_of(var)[dim] for var, dim in nodes}) == 1
-            and all(_dimension_of(a, members) == _dimension_of(b, members) for a, b in scan.carried)
+            and all(entry_of(a, members) == entry_of(b, members) for a, b in scan.carried)
             and all(
                 _along(eqn, members, dimensions_of) is not None
                 for eqn in scan.body.eqns
@@ -83,10 +83,6 @@ def _groups(scan: Scan, dimensions_of: DimensionsOf) -> Iterator[dict[Var, int]]
             )
         ):
             yield members
-
-
-def _dimension_of(atom: Atom, members: Mapping[Var, int]) -> int | None:
-    return members.get(atom) if isinstance(atom, Var) else None
 
 
 def _outside(scan: Scan, members: Mapping[Var, int]) -> CommonDimension:

@@ -38,7 +38,6 @@ _BODIES = {
     "scan": ("jaxpr",),
     "while": ("cond_jaxpr", "body_jaxpr"),
     "cond": ("branches",),
-    "checkpoint": ("jaxpr",),
     "remat2": ("jaxpr",),
     "treduce": ("body",),
 }
@@ -142,7 +141,7 @@ class _Scope(Inliner):
         is_body: bool = True,
         own_variables: bool = False,
     ):
-        super().__init__(own_variables)
+        super().__init__(called, own_variables)
         self._known = known
         self._is_body = is_body
 
@@ -151,9 +150,6 @@ class _Scope(Inliner):
             return var
         renamed[var] = new = Var(var.aval)
         return new
-
-    def callee(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
-        return called(eqn)
 
     def open(self, call: JaxprEqn, callee: ClosedJaxpr, operands: Iterable[Atom]) -> list[Atom]:
         results = super().open(call, callee, self._as_sharded(call, operands, "in_shardings"))

@@ -145,7 +145,7 @@ def _named(jaxpr: Jaxpr, name: str) -> Jaxpr:
     a derivative that were made before the name, as by the rule of ``top_k``. Without choices the function
     stays the same object.
     """
-    opening = _ChoiceOpening()
+    opening = Inliner(_jitted)
     opened: dict[Var, Atom] = {}
     opening.add(jaxpr.eqns, opened)
     defined = makers_of(opening.eqns)
@@ -189,9 +189,8 @@ def _has_choices_inside(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in _WITH_BODIES
 
 
-class _ChoiceOpening(Inliner):
-    def callee(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
-        return eqn.params["jaxpr"] if eqn.primitive.name == "jit" and not eqn.params["jaxpr"].consts else None
+def _jitted(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    return eqn.params["jaxpr"] if eqn.primitive.name == "jit" and not eqn.params["jaxpr"].consts else None
 
 
 def _activations(jaxpr: Jaxpr) -> list[Atom]:

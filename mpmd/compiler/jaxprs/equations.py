@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.extend.core.primitives import remat_p
 
 from mpmd.compat import NAMELESS
 from mpmd.compiler.jaxprs.source import nearness_to_user
 
 Atom = Var | Literal
+Value = TypeVar("Value")
 
 
 def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
@@ -31,10 +33,6 @@ def all_eqns(eqns: Iterable[JaxprEqn]) -> Iterator[JaxprEqn]:
 
 def contains(jaxpr: Jaxpr, primitive: Primitive) -> bool:
     return any(eqn.primitive is primitive for eqn in all_eqns(jaxpr.eqns))
-
-
-def any_inside(eqn: JaxprEqn, primitive: Primitive) -> bool:
-    return any(contains(inner, primitive) for inner in subjaxprs(eqn))
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:
@@ -62,13 +60,18 @@ def lookup(atom: Atom, replacement: Mapping[Var, Atom]) -> Atom:
     return replacement.get(atom, atom) if isinstance(atom, Var) else atom
 
 
+def entry_of(atom: Atom, values: Mapping[Var, Value]) -> Value | None:
+    """The value of an atom; ``None`` for a literal, and for a variable without one."""
+    return values.get(atom) if isinstance(atom, Var) else None
+
+
 def is_among(atom: Atom, variables: Container[Var]) -> TypeGuard[Var]:
     """Whether an atom is a variable among ``variables``; literals have no hash to look up."""
     return isinstance(atom, Var) and atom in variables
 
 
 def is_remat(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in ("remat2", "checkpoint")
+    return eqn.primitive is remat_p
 
 
 def as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:

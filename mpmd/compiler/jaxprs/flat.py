@@ -88,11 +88,11 @@ class FlatEquations:
 
     def _number(self, var: Var, numbers: dict[Var, Value]) -> Value:
         if var not in numbers:
-            numbers[var] = self._new(var.aval)
+            numbers[var] = self._new(var)
         return numbers[var]
 
-    def _new(self, aval: Any) -> Value:
-        self.avals.append(aval)
+    def _new(self, var: Var) -> Value:
+        self.avals.append(var.aval)
         return len(self.avals) - 1
 
     def _add(self, eqns: Iterable[JaxprEqn], surroundings: _Surroundings) -> None:
@@ -123,7 +123,7 @@ class FlatEquations:
 
     def _body(self, jaxpr: Jaxpr, reads: Iterable[Value | None], scope: _Surroundings) -> list[Value | None]:
         inputs = zip(jaxpr.invars, reads, strict=True)
-        inside = {var: self._new(var.aval) if value is None else value for var, value in inputs}
+        inside = {var: self._new(var) if value is None else value for var, value in inputs}
         self._add(jaxpr.eqns, scope._replace(numbers=inside))
         return [self._of_atom(atom, inside) for atom in jaxpr.outvars]
 
@@ -147,7 +147,7 @@ class FlatEquations:
         """The body's inputs behind the carried values are rows of the values ``reads``."""
         inputs = list(reads)
         for i, var in enumerate(body.invars[carry.start :], carry.start):
-            inputs[i] = self._new(var.aval)
+            inputs[i] = self._new(var)
             self._hand(reads[i], inputs[i], int(i >= carry.stop), into=True)
         results = self._body(body, inputs, scope)
         for i, (var, value) in enumerate(zip(eqn.outvars, results, strict=True), carry.start):

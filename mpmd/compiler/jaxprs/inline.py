@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
@@ -14,28 +13,26 @@ Constants = dict[Var, Any]
 """The values of variables that a jaxpr reads besides its arguments."""
 
 
-class Inliner(abc.ABC):
-    """Equations in which some calls are replaced by the functions' equations; ``callee`` says which calls.
+class Inliner:
+    """Equations in which some calls are replaced by the functions' equations.
 
     Attributes:
       eqns: the equations, in their order.
       constants: the values that the inlined functions close over.
     """
 
-    def __init__(self, own_variables: bool = False):
+    def __init__(self, callee: Callable[[JaxprEqn], ClosedJaxpr | None], own_variables: bool = False):
         """
         Args:
+          callee: the function that an equation calls, if its equations are to take the place of the call.
           own_variables: whether all equations define new variables; otherwise only equations of inlined
             functions do, since a function may be called several times.
         """
         self.eqns: list[JaxprEqn] = []
         self.constants: Constants = {}
+        self._callee = callee
         self._own_variables = own_variables
         self._constant_of: dict[int, Var] = {}  # by the identity of its value
-
-    @abc.abstractmethod
-    def callee(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
-        """The function that an equation calls, if its equations are to take the place of the call."""
 
     def add(self, eqns: Iterable[JaxprEqn], renamed: dict[Var, Atom], call: JaxprEqn | None = None) -> None:
         """Appends equations; they come from the function of ``call``, if any.
@@ -48,7 +45,7 @@ class Inliner(abc.ABC):
             eqn = substitute(eqn, renamed)
             if call is not None:
                 eqn = as_called(call, eqn)
-            if (callee := self.callee(eqn)) is not None:
+            if (callee := self._callee(eqn)) is not None:
                 renamed.update(zip(eqn.outvars, self.open(eqn, callee, eqn.invars), strict=True))
                 continue
             if call is not None or self._own_variables:

@@ -9,9 +9,9 @@ from jax.extend.core import Jaxpr, JaxprEqn, Primitive, Var
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     all_eqns,
-    any_inside,
     are_same,
     as_called,
+    contains,
     lookup,
     subjaxprs,
     substitute,
@@ -24,7 +24,7 @@ from mpmd.language.reduce import treduce_p
 
 
 def has_mark(eqn: JaxprEqn) -> bool:
-    return any_inside(eqn, mark_p)
+    return any(contains(inner, mark_p) for inner in subjaxprs(eqn))
 
 
 def marks_in(jaxpr: Jaxpr) -> Iterator[tuple[JaxprEqn, Mark]]:

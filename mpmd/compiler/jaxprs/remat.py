@@ -27,7 +27,14 @@ def without_remat(
     Args:
       should_open: whether to inline the function of a ``remat`` equation; by default each that is no kernel.
     """
-    opening = _RematOpening(should_open)
+
+    def callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+        if not is_remat(eqn) or not should_open(eqn):
+            return None
+        body, _ = canonical(closed(eqn.params["jaxpr"]))  # where branches have variables of their own
+        return closed(body)
+
+    opening = Inliner(callee)
     renamed: dict[Var, Atom] = {}
     opening.add(eqns, renamed)
     results = [var for var in renamed if not is_dropped(var)]
@@ -36,15 +43,3 @@ def without_remat(
 
 def with_remat_open(jaxpr: Jaxpr, should_open: Callable[[JaxprEqn], bool]) -> Jaxpr:
     return with_eqns(jaxpr, without_remat(jaxpr.eqns, should_open))
-
-
-class _RematOpening(Inliner):
-    def __init__(self, should_open: Callable[[JaxprEqn], bool]):
-        super().__init__()
-        self._should_open = should_open
-
-    def callee(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
-        if not is_remat(eqn) or not self._should_open(eqn):
-            return None
-        body, _ = canonical(closed(eqn.params["jaxpr"]))  # where branches have variables of their own
-        return closed(body)

@@ -122,6 +122,11 @@ def _scan_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mappin
 # Dimensions.
 
 
+def _passed(operand: int, result: int) -> CommonDimension:
+    """A dimension of the first operand that is a dimension of the first result."""
+    return CommonDimension({0: operand}, {0: result})
+
+
 def _elementwise(eqn: JaxprEqn, but: Collection[int] = ()) -> Iterator[CommonDimension]:
     """All dimensions of the result. An operand without one has one element there, or is a scalar."""
     target = shape_of(eqn.outvars[0])
@@ -134,7 +139,6 @@ def _elementwise(eqn: JaxprEqn, but: Collection[int] = ()) -> Iterator[CommonDim
 
 
 def _but(param: str) -> FindDimensions:
-    """Lists the dimensions that the parameter ``param`` does not name."""
 
     def rule(eqn: JaxprEqn) -> Iterable[CommonDimension]:
         value, rank = eqn.params[param], len(shape_of(eqn.invars[0]))
@@ -148,7 +152,7 @@ def _leading(eqn: JaxprEqn) -> Iterator[CommonDimension]:
     inside, outside = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     for d, (size, other) in enumerate(zip(inside, outside, strict=False)):
         if size == other:
-            yield CommonDimension({0: d}, {0: d})
+            yield _passed(d, d)
 
 
 def _batched(rank: int) -> FindDimensions:
@@ -181,7 +185,7 @@ def _reduced_windows(eqn: JaxprEqn) -> Iterator[CommonDimension]:
     names = ("window_dimensions", "window_strides", "base_dilation", "padding")
     for d, config in enumerate(zip(*(eqn.params[name] for name in names), strict=True)):
         if config == (1, 1, 1, (0, 0)):
-            yield CommonDimension({0: d}, {0: d})
+            yield _passed(d, d)
 
 
 def _reduction(combine: Callable[[Any, Any], Any] | None) -> FindDimensions:
@@ -191,7 +195,7 @@ def _reduction(combine: Callable[[Any, Any], Any] | None) -> FindDimensions:
         kept = itertools.count()
         for d in range(len(shape_of(eqn.invars[0]))):
             if d not in eqn.params["axes"]:
-                yield CommonDimension({0: d}, {0: next(kept)})
+                yield _passed(d, next(kept))
             elif combine is not None:
                 yield CommonDimension({0: d}, {}, combine=combine)
 
@@ -200,7 +204,7 @@ def _reduction(combine: Callable[[Any, Any], Any] | None) -> FindDimensions:
 
 def _transpose(eqn: JaxprEqn) -> Iterator[CommonDimension]:
     for j, d in enumerate(eqn.params["permutation"]):
-        yield CommonDimension({0: d}, {0: j})
+        yield _passed(d, j)
 
 
 def _broadcast(eqn: JaxprEqn) -> Iterator[CommonDimension]:
@@ -240,21 +244,21 @@ def _reshape(eqn: JaxprEqn) -> Iterator[CommonDimension]:
     for old, new in reshaped(eqn):
         d = next((d for d in old if shape[d] > 1), old[-1])
         j = next((j for j in new if target[j] > 1), new[-1])
-        yield CommonDimension({0: d}, {0: j})
+        yield _passed(d, j)
 
 
 def _squeeze(eqn: JaxprEqn) -> Iterator[CommonDimension]:
     rank = len(shape_of(eqn.invars[0]))
     gone = {d % rank for d in eqn.params["dimensions"]}
     for j, d in enumerate(d for d in range(rank) if d not in gone):
-        yield CommonDimension({0: d}, {0: j})
+        yield _passed(d, j)
 
 
 def _pad(eqn: JaxprEqn) -> Iterator[CommonDimension]:
     """The dimensions without padding, or with as much around each element as around any other one."""
     for d, (low, high, interior) in enumerate(eqn.params["padding_config"]):
         if min(low, high) >= 0 and low + high == interior:
-            yield CommonDimension({0: d}, {0: d})
+            yield _passed(d, d)
 
 
 def _window(eqn: JaxprEqn) -> Iterator[CommonDimension]:
@@ -262,7 +266,7 @@ def _window(eqn: JaxprEqn) -> Iterator[CommonDimension]:
     strides = eqn.params.get("strides") or (1,) * len(shape_of(eqn.outvars[0]))
     for d, (size, taken) in enumerate(zip(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), strict=True)):
         if size == taken * strides[d]:
-            yield CommonDimension({0: d}, {0: d})
+            yield _passed(d, d)
 
 
 def _update(eqn: JaxprEqn) -> Iterator[CommonDimension]:

@@ -17,19 +17,16 @@ from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, entry_of, variables
 from mpmd.compiler.jaxprs.rules import likely_dimensions, reshaped
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.plan import Spec
+from mpmd.ir.specs import axes_of, dimensions_of
+from mpmd.sharding import for_each_dimension
 
 Axes = tuple[str, ...]
 ShardedDimensions = tuple[Axes, ...]
 """For each dimension of a value the mesh axes that it is sharded along, the major one first."""
-
-
-def dimensions_of(spec: Spec, ndim: int) -> ShardedDimensions:
-    entries = tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
-    return entries + ((),) * (ndim - len(entries))
 
 
 def as_spec(dimensions: ShardedDimensions) -> Spec:
@@ -39,18 +36,13 @@ def as_spec(dimensions: ShardedDimensions) -> Spec:
     return tuple((entry[0] if len(entry) == 1 else entry) or None for entry in entries)
 
 
-def axes_in(dimensions: ShardedDimensions) -> set[str]:
-    return {axis for entry in dimensions for axis in entry}
-
-
 def without(dimensions: ShardedDimensions, axes: Collection[str]) -> ShardedDimensions:
     return tuple(tuple(axis for axis in entry if axis not in axes) for entry in dimensions)
 
 
 def sharded(atom: Atom, known: Mapping[Var, ShardedDimensions]) -> ShardedDimensions:
     """Returns the sharding of each dimension of an operand, ``()`` where it is not known."""
-    dimensions = known.get(atom) if isinstance(atom, Var) else None
-    return dimensions or ((),) * len(aval_of(atom).shape)
+    return entry_of(atom, known) or ((),) * len(aval_of(atom).shape)
 
 
 def follow(
@@ -82,6 +74,12 @@ def follow(
     return dimensions_by_var
 
 
+def _follow_body(
+    body: Jaxpr, operands: Sequence[ShardedDimensions], mesh: Mapping[str, int]
+) -> dict[Var, ShardedDimensions]:
+    return follow(body.eqns, dict(zip(body.invars, operands, strict=True)), mesh)
+
+
 def follow_back(
     eqns: Sequence[JaxprEqn],
     known: Mapping[Var, ShardedDimensions],
@@ -103,7 +101,7 @@ def follow_back(
         if eqn.primitive.name == "transpose":
             permutation = eqn.params["permutation"]
             of_result = tuple(of_result[permutation.index(d)] for d in range(len(of_result)))
-        for atom in operands(eqn):
+        for atom in variables(eqn.invars):
             if atom not in fixed and len(aval_of(atom).shape) == len(of_result):
                 extended[atom] = _completed(sharded(atom, extended), of_result)
     return extended
@@ -111,7 +109,7 @@ def follow_back(
 
 def _completed(dimensions: ShardedDimensions, others: ShardedDimensions) -> ShardedDimensions:
     """Adds to each dimension the axes of another sharding that shard no dimension of the value yet."""
-    known = axes_in(dimensions)
+    known = axes_of(dimensions)
     return tuple(
         axes or tuple(axis for axis in other if axis not in known)
         for axes, other in zip(dimensions, others, strict=True)
@@ -129,17 +127,17 @@ def follow_inside(
     """
     if eqn.primitive is remat_p:
         body: Jaxpr = eqn.params["jaxpr"]
-        return body, follow(body.eqns, dict(zip(body.invars, operands, strict=True)), mesh)
+        return body, _follow_body(body, operands, mesh)
     if eqn.primitive is not scan_p:
         return None
     scan = Scan.of(eqn)
     inside = list(operands)
     inside[scan.xs] = [dimensions[1:] for dimensions in inside[scan.xs]]
-    in_body = follow(scan.body.eqns, dict(zip(scan.body.invars, inside, strict=True)), mesh)
+    in_body = _follow_body(scan.body, inside, mesh)
     for i, (_, after) in enumerate(scan.carried, scan.carry.start):
         if not any(inside[i]):
             inside[i] = sharded(after, in_body)
-    return scan.body, follow(scan.body.eqns, dict(zip(scan.body.invars, inside, strict=True)), mesh)
+    return scan.body, _follow_body(scan.body, inside, mesh)
 
 
 def _results(
@@ -211,7 +209,7 @@ def _constrained(eqn: JaxprEqn, operand: ShardedDimensions) -> ShardedDimensions
     spec = getattr(eqn.params["sharding"], "spec", None)
     if spec is None:
         return operand
-    entries = [*spec, *([None] * (len(operand) - len(spec)))]
+    entries = for_each_dimension(spec, len(operand))
     return tuple(
         axes if entry is spec.UNCONSTRAINED else dimensions_of((entry,), 1)[0]
         for axes, entry in zip(operand, entries, strict=True)

@@ -17,10 +17,10 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.compiler.jaxprs.equations import Atom, operands, shape_of
+from mpmd.sharding import for_each_dimension
 
 
 def without_transposed_products(eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[JaxprEqn]:
-    """The equations with operands exchanged where a product's only reader transposes it."""
     num_readers = collections.Counter(var for eqn in eqns for var in operands(eqn))
     num_readers.update(atom for atom in results if not isinstance(atom, Literal))
     products = {eqn.outvars[0]: eqn for eqn in eqns if eqn.primitive.name == "dot_general"}
@@ -75,7 +75,7 @@ def _transposed(sharding: NamedSharding | None, permutation: Sequence[int]) -> N
     if sharding is None:
         return None
     spec = sharding.spec
-    axes = [*spec.partitions, *[None] * (len(permutation) - len(spec))]
+    axes = for_each_dimension(spec, len(permutation))
     transposed = PartitionSpec(
         *(axes[dim] for dim in permutation), unreduced=spec.unreduced, reduced=spec.reduced
     )

@@ -86,8 +86,7 @@ class CellLowering:
             for var in member.reads:
                 self._readers[var].append(member.work)
         self._states = {a.updated: a.state for a in graph.accumulators}
-        self._in_loop = {*self._indices, *self._states.values()}
-        self._in_loop |= {v for work in graph.stage_work for eqn in work.eqns for v in eqn.outvars}
+        self._in_loop = graph.in_loops
         self._lowered: dict[tuple[tuple[TaskKind, int, int], ...], LoweredCell | None] = {}
 
     def lower(self, cell: Cell) -> LoweredCell | None:
@@ -123,11 +122,10 @@ class CellLowering:
         stands_for = {new: var for new, (var, _) in origins.items()}
         label = "+".join(str(work) for work, _ in works)
         group = self._stage_groups[works[0][0].stage]
+        jaxpr = make_jaxpr(reads, fused.eqns, [*outputs, *callback_operands])
         return LoweredCell(
-            executable=self._table.add(
-                label, group, reads, fused.eqns, outputs, callback_operands, stands_for
-            ),
-            jaxpr=make_jaxpr(reads, fused.eqns, [*outputs, *callback_operands]),
+            executable=self._table.add(label, group, jaxpr, len(outputs), stands_for),
+            jaxpr=jaxpr,
             reads=tuple(self._read(*free[var], works) for var in reads),
             updates=tuple(updates),
             makes=tuple(makes),
@@ -139,9 +137,7 @@ class CellLowering:
         for eqn, work, offset in fused.callbacks:
             first = count[work, offset]
             count[work, offset] += len(eqn.invars)
-            patterns = (
-                output_pattern(work.kind, work.stage, operand(first + i)) for i in range(len(eqn.invars))
-            )
+            patterns = (output_pattern(work, operand(first + i)) for i in range(len(eqn.invars)))
             yield CellCallback(eqn.params["callback"], work, offset, tuple(patterns))
 
     def _read(self, var: Var, offset: int, works: CellWork) -> CellValue:
@@ -151,7 +147,7 @@ class CellLowering:
             return CellValue(var, offset)
         reader = next(work for work, at in works if at == offset and work in self._readers[var])
         maker = self._maker(var, reader.stage)
-        return CellValue(var, offset, _pattern(maker, self._makers[var][maker]))
+        return CellValue(var, offset, output_pattern(maker, self._makers[var][maker]))
 
     def _maker(self, var: Var, stage: int) -> TaskType:
         """The work that a stage gets a value from: its own, if that computes it, or the only one."""
@@ -159,11 +155,10 @@ class CellLowering:
         return next((work for work in makers if work.stage == stage), makers[0])
 
     def _updated(self, accumulator: Accumulator, offset: int) -> CellValue:
-        work, number = accumulator.work, self._accumulator_number[accumulator.updated]
-        return CellValue(accumulator.updated, offset, state_pattern(work.kind, work.stage, number))
+        number = self._accumulator_number[accumulator.updated]
+        return CellValue(accumulator.updated, offset, state_pattern(accumulator.work, number))
 
     def _made(self, work: TaskType, offset: int, works: CellWork) -> Iterator[CellValue]:
-        """The values that work makes for tasks outside its cell."""
         group = self._stage_groups[work.stage]
         for position, var in enumerate(self._stage_work[work].makes):
             readers = [
@@ -173,8 +168,4 @@ class CellLowering:
             ]
             if readers:
                 groups = {self._stage_groups[reader.stage] for reader in readers}
-                yield CellValue(var, offset, _pattern(work, position), tuple(sorted(groups - {group})))
-
-
-def _pattern(work: TaskType, position: int) -> str:
-    return output_pattern(work.kind, work.stage, position)
+                yield CellValue(var, offset, output_pattern(work, position), tuple(sorted(groups - {group})))

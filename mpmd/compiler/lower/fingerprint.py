@@ -1,8 +1,7 @@
-"""Tells whether two lists of equations compute the same."""
+"""Tells whether two jaxprs compute the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ from mpmd.compat import with_constants_as_inputs
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
 
 
-def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Any:
-    """A hashable value, equal for equations that differ in the names of variables only.
+def fingerprint(jaxpr: Jaxpr) -> Any:
+    """A hashable value, equal for jaxprs that differ in the names of variables only.
 
     Parameters that are not comparable by value, such as callbacks, are compared by identity.
     """
-    numbers: dict[Var, int] = {var: i for i, var in enumerate(invars)}
+    numbers: dict[Var, int] = {var: i for i, var in enumerate(jaxpr.invars)}
 
     def atom_key(atom: Atom) -> Any:
         if isinstance(atom, Literal):
@@ -38,7 +37,8 @@ def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequen
         )
         return (eqn.primitive, inputs, params, tuple(map(_type, eqn.outvars)))
 
-    return (tuple(map(_type, invars)), tuple(map(eqn_key, eqns)), tuple(map(atom_key, outvars)))
+    types, eqns = tuple(map(_type, jaxpr.invars)), tuple(map(eqn_key, jaxpr.eqns))
+    return types, eqns, tuple(map(atom_key, jaxpr.outvars))
 
 
 def _type(atom: Atom) -> Any:
@@ -69,10 +69,9 @@ _PARAMS_FOR_DIFFERENTIATION = frozenset(
 
 def _param_key(value: Any) -> Any:
     if isinstance(value, core.ClosedJaxpr):
-        jaxpr = with_constants_as_inputs(value)
-        return (fingerprint(jaxpr.invars, jaxpr.eqns, jaxpr.outvars), tuple(map(id, value.consts)))
+        return fingerprint(with_constants_as_inputs(value)), tuple(map(id, value.consts))
     if isinstance(value, Jaxpr):
-        return fingerprint(value.invars, value.eqns, value.outvars)
+        return fingerprint(value)
     if isinstance(value, (tuple, list)):
         return tuple(map(_param_key, value))
     try:

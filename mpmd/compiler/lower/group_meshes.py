@@ -14,10 +14,11 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, NamedSharding
 
-from mpmd.compiler.jaxprs.equations import any_inside, avals_of, with_params
+from mpmd.compiler.jaxprs.equations import avals_of, contains, with_eqns, with_params
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.lower.call import call_p
 from mpmd.errors import CompileError
+from mpmd.language.callbacks import callback_of
 from mpmd.language.per_group import per_group_p, traced_for_group
 from mpmd.sharding import axes_named, within
 
@@ -34,17 +35,18 @@ class GroupMeshes:
     def faults(self) -> list[str]:
         return list(self._faults)
 
-    def moved(self, eqns: Iterable[JaxprEqn], mpmd_idx: int) -> list[JaxprEqn]:
-        """The equations as they are on a group.
+    def on_group(self, jaxpr: Jaxpr, mpmd_idx: int) -> Jaxpr:
+        """Returns a task as its group runs it: on the group's submesh, without the driver's callbacks.
+
+        Args:
+          jaxpr: the task's jaxpr in ``Program.jaxprs``.
 
         Raises: ``CompileError`` for a function under ``per_group`` whose results have other shapes here.
         """
-        eqns = list(eqns)
-        if self._are_equal and not any(
-            eqn.primitive is per_group_p or any_inside(eqn, per_group_p) for eqn in eqns
-        ):
-            return eqns
-        return [self._moved(eqn, mpmd_idx) for eqn in eqns]
+        eqns = [eqn for eqn in jaxpr.eqns if callback_of(eqn) is None]
+        if not self._are_equal or contains(jaxpr, per_group_p):
+            eqns = [self._moved(eqn, mpmd_idx) for eqn in eqns]
+        return with_eqns(jaxpr, eqns)
 
     def _moved(self, eqn: JaxprEqn, mpmd_idx: int) -> JaxprEqn:
         if eqn.primitive is per_group_p:
@@ -53,11 +55,11 @@ class GroupMeshes:
         def changed(value: Any) -> Any:
             if isinstance(value, Jaxpr):
                 return value.replace(eqns=[self._moved(inner, mpmd_idx) for inner in value.eqns])
-            return self._on_group(eqn, value, mpmd_idx)
+            return self._over_submesh(eqn, value, mpmd_idx)
 
         return with_params(eqn, (Jaxpr, AbstractMesh, NamedSharding), changed)
 
-    def _on_group(self, eqn: JaxprEqn, value: Any, mpmd_idx: int) -> Any:
+    def _over_submesh(self, eqn: JaxprEqn, value: Any, mpmd_idx: int) -> Any:
         submesh = self.submeshes[mpmd_idx]
         mesh = value.mesh if isinstance(value, NamedSharding) else value
         if not isinstance(mesh, AbstractMesh) or mesh.shape == submesh.shape or mesh.empty:

@@ -79,7 +79,7 @@ class _Lowering:
         self._programs: list[list[Instruction]] = [[] for _ in range(placed.mpmd_dim)]
         self._tags: collections.Counter[tuple[int, int]] = collections.Counter()
         self._names: dict[Var, Name] = {argument.var: argument.path for argument in self._step.arguments}
-        self._names |= {constant.var: constant_name(i) for i, constant in enumerate(self._step.constants)}
+        self._names |= {var: constant_name(i) for i, var in enumerate(self._step.constants)}
         self._callbacks: dict[HostCallback, int] = {}
         self._jaxprs: dict[tuple[int, AnyTask], Jaxpr] = {}
         self._uses = self._uses_by_group()
@@ -112,7 +112,9 @@ class _Lowering:
                 for loop in self._step.loops
             ),
         )
-        constants = {self._names[c.var]: np.asarray(encode(c.value)) for c in self._step.constants}
+        constants = {
+            self._names[var]: np.asarray(encode(value)) for var, value in self._step.constants.items()
+        }
         constants |= {index_name(m): np.asarray(m, np.int32) for m in self._index_groups}
         return Program(
             plan=plan,
@@ -139,9 +141,9 @@ class _Lowering:
     def _constant_leaves(self) -> tuple[ConstantLeaf, ...]:
         homes = self._placed.homes
         closed_over = (
-            ConstantLeaf(self._names[c.var], to_aval(c.var), tuple(sorted(homes[c.var])))
-            for c in self._step.constants
-            if homes[c.var]
+            ConstantLeaf(self._names[var], to_aval(var), tuple(sorted(homes[var])))
+            for var in self._step.constants
+            if homes[var]
         )
         indices = (
             ConstantLeaf(index_name(m), INDEX, tuple(sorted(groups)))
@@ -200,7 +202,6 @@ class _Lowering:
         )
 
     def _outside(self, segment: int) -> None:
-        """Emits the runs of outer equations that are placed behind the first ``segment`` loops."""
         here = [placed for placed in self._placed.eqns if placed.segment == segment]
         members: dict[tuple[int, int], list[PlacedEqn]] = collections.defaultdict(list)
         for placed in here:
@@ -243,8 +244,8 @@ class _Lowering:
         for i, var in enumerate(makes):
             # Groups that compute the same value call it the same.
             self._names.setdefault(var, outside_name(task, group, i))
-        executable = self._table.add(f"{task}.{group}", group, reads, eqns, makes, callback_operands)
-        self._jaxprs[group, task] = make_jaxpr(reads, eqns, [*makes, *callback_operands])
+        jaxpr = self._jaxprs[group, task] = make_jaxpr(reads, eqns, [*makes, *callback_operands])
+        executable = self._table.add(f"{task}.{group}", group, jaxpr, len(makes))
         inputs, outputs = ([self._names[var] for var in variables] for variables in (reads, makes))
         operand_names = [outside_name(task, group, operand(i)) for i in range(len(callback_operands))]
         self._programs[group].append(Run(task, executable, tuple(inputs), (*outputs, *operand_names)))

@@ -43,8 +43,7 @@ class EarlyUpdates:
         step = graph.step
         self._eqns, self._runs, self._segments, self._homes = eqns, runs, segments, homes
         self._end = len(step.loops)
-        self._given = dict.fromkeys(homes, 0)
-        self._given |= {a.result: step.loop_of(a.work.stage) + 1 for a in graph.accumulators}
+        self._given = dict.fromkeys(homes, 0) | graph.loops_before
         for eqn in eqns:
             for var in eqn.outvars:
                 self._given.pop(var, None)

@@ -61,5 +61,4 @@ def _earliest_levels(
 
 
 def _available(levels: Mapping[int, int], group: int) -> int:
-    """The level from which ``group`` has a value that is made at ``levels``."""
     return levels[group] if group in levels else min(levels.values()) + 1

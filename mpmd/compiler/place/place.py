@@ -90,7 +90,7 @@ class _Placer:
         self._has_loop = bool(graph.step.loops)
         self._step = graph.step
         self._arguments = [argument.var for argument in graph.step.arguments]
-        self._constants = [constant.var for constant in graph.step.constants]
+        self._inputs = graph.step.inputs
         self._results = [result.var for result in graph.step.results]
         self._returned = set(self._results)
         held = zip(self._arguments, specs.held, strict=True)
@@ -200,9 +200,7 @@ class _Placer:
         norm of all gradients, the branches are computed one equation at a time, and the results are selected.
         """
         read_in_loop = {
-            var: self._loop_reads[var]
-            for var in (*self._arguments, *self._constants)
-            if size(var) > 1 and self._loop_reads.get(var)
+            var: self._loop_reads[var] for var in self._inputs if size(var) > 1 and self._loop_reads.get(var)
         }
         read_in_loop |= {var: groups for var, groups in self._held.items() if size(var) > 1}
         self._anchor_from(read_in_loop)
@@ -330,7 +328,7 @@ class _Placer:
         homes: dict[Var, GroupSet] = dict(self._accumulated)
         for eqn, groups in zip(self._eqns, runs, strict=True):
             homes.update(dict.fromkeys(eqn.outvars, groups))
-        for var in (*self._arguments, *self._constants):
+        for var in self._inputs:
             # An argument that is only returned has to be somewhere.
             homes[var] = demanded[var] or (frozenset({0}) if var in self._returned else NOWHERE)
         for var, held in self._held.items():

@@ -111,7 +111,7 @@ def _held(graph: TaskGraph, placed: Mapping[int, int]) -> dict[Var, GroupSet]:
     """
     step = graph.step
     state = {step.arguments[argument].var for argument, _ in step.fed_back}
-    state |= {constant.var for constant in step.constants}
+    state |= step.constants.keys()
     held: dict[Var, GroupSet] = collections.defaultdict(frozenset)
     for member in graph.stage_work:
         for var in state.intersection(member.reads) if member.work.stage in placed else ():

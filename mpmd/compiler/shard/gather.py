@@ -20,8 +20,9 @@ from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import ShardedGraph, TaskGraph, stage_work
 from mpmd.compiler.jaxprs.equations import substitute
-from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, axes_in, without
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, without
 from mpmd.compiler.jaxprs.traced import copy_of
+from mpmd.ir.specs import axes_of
 
 
 def gather_weights(
@@ -70,11 +71,11 @@ def _axes_to_gather(
         for cell in cells
         for task in cell.tasks
     }
-    axes_of: dict[Var, set[str]] = collections.defaultdict(set)
+    gathered: dict[Var, set[str]] = collections.defaultdict(set)
     for member in graph.stage_work:
         if (submesh := submesh_of.get(member.work.stage)) is None:
             continue  # place refuses a schedule with more groups than there are
         for var in member.reads:
-            sharding = axes_in(dimensions.get(var, ()))
-            axes_of[var] |= {axis for axis in sharding & axes if submesh.shape[axis] > 1}
-    return axes_of
+            sharding = axes_of(dimensions.get(var, ()))
+            gathered[var] |= {axis for axis in sharding & axes if submesh.shape[axis] > 1}
+    return gathered

@@ -18,10 +18,10 @@ from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.elementwise import elementwise_classes
 from mpmd.compiler.jaxprs.equations import shape_of
-from mpmd.compiler.jaxprs.sharded_dimensions import dimensions_of
 from mpmd.compiler.jaxprs.traced import copy_of
 from mpmd.compiler.steps import Result
 from mpmd.ir.plan import Spec
+from mpmd.ir.specs import dimensions_of
 
 
 def infer_specs(graph: TaskGraph, specs: ArgumentSpecs) -> tuple[TaskGraph, dict[Var, Spec]]:
@@ -35,7 +35,7 @@ def infer_specs(graph: TaskGraph, specs: ArgumentSpecs) -> tuple[TaskGraph, dict
     graph, asked = _with_results_apart(graph, specs)
     step = graph.step
     fed_back = {step.results[j].var: specs.arguments[i] for i, j in reversed(step.fed_back)}
-    constants = {constant.var: () for constant in step.constants}
+    constants: dict[Var, Spec] = dict.fromkeys(step.constants, ())
     inferred = _spread(graph.outer, {**fed_back, **step.explicit_specs, **constants, **asked})
     for a in graph.accumulators:
         # An accumulator has the same spec before and after each update.

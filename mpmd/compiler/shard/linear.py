@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
+from jax.sharding import NamedSharding
 
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
-from mpmd.compiler.jaxprs.sharded_dimensions import dimensions_of
+from mpmd.sharding import axes_named
 
 Positions = tuple[int, ...]
 
@@ -60,10 +61,7 @@ def constrained_axes(eqn: JaxprEqn) -> frozenset[str]:
     Sums that are partial along such an axis would have to be gathered in the dimension that the axis shards.
     """
     sharding = eqn.params.get("sharding") if is_sharding_constraint(eqn) else None
-    entries = getattr(sharding, "spec", None) or ()
-    return frozenset(
-        axis for entry in entries if isinstance(entry, str | tuple) for axis in dimensions_of((entry,), 1)[0]
-    )
+    return frozenset(axes_named(sharding) if isinstance(sharding, NamedSharding) else ())
 
 
 def _keeps_sums(eqn: JaxprEqn) -> bool:

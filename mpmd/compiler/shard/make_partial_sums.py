@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Var
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.jaxprs.sharded_dimensions import Axes
 from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.sharding import to_sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +25,6 @@ class PartialSum:
 
     var: Var
     axes: Axes
-
-
-def partial_sum_of(atom: Atom, known: Mapping[Var, PartialSum]) -> PartialSum | None:
-    return known.get(atom) if isinstance(atom, Var) else None
 
 
 def as_function(eqn: JaxprEqn) -> Callable[..., list[jax.Array]]:
@@ -64,8 +62,8 @@ class PartialSumMaker:
         """
 
         def pinned(sums):
-            spec = PartitionSpec(axes, *[PartitionSpec.UNCONSTRAINED] * (sums.ndim - 1))
-            return lax.with_sharding_constraint(sums, NamedSharding(self.mesh, spec))
+            entries: list[Any] = [axes, *[PartitionSpec.UNCONSTRAINED] * (sums.ndim - 1)]
+            return lax.with_sharding_constraint(sums, to_sharding(entries, self.mesh))
 
         if (key, axes) not in self._traced:
             self._traced[key, axes] = jax.jit(lambda *xs: [pinned(sums) for sums in fun(*xs)])

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.canonical import constraint
@@ -23,6 +23,7 @@ from mpmd.compiler.jaxprs.rules import likely_dimensions
 from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, sharded
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import indivisible
+from mpmd.sharding import to_sharding
 
 
 def microbatch_dimensions(outer: Sequence[JaxprEqn], read: Mapping[Var, int]) -> dict[Var, int]:
@@ -79,8 +80,7 @@ def _constrained(
     entries[whole] = None
     cut = Var(result.aval)
     yield eqn.replace(outvars=[cut])
-    sharding = NamedSharding(submeshes[0], PartitionSpec(*entries))
-    yield constraint(cut, sharding, eqn).replace(outvars=[result])
+    yield constraint(cut, to_sharding(entries, submeshes[0]), eqn).replace(outvars=[result])
 
 
 def _dimension_of_operands(eqn: JaxprEqn, dimension: int) -> Iterator[tuple[Var, int]]:

@@ -15,7 +15,6 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
     Axes,
     ShardedDimensions,
     as_spec,
-    axes_in,
     follow,
     without,
 )
@@ -23,6 +22,7 @@ from mpmd.compiler.request import PartialSums
 from mpmd.compiler.shard.make_partial_sums import PartialSum, PartialSumMaker
 from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, as_partial_sums
 from mpmd.ir.plan import TaskType
+from mpmd.ir.specs import axes_of
 
 
 def with_partial_sums(
@@ -46,7 +46,7 @@ def with_partial_sums(
     allowed = dict.fromkeys((a.updated for a in graph.accumulators), axes_of_partial_sums)
     if partial_sums != "all":
         allowed = {
-            a.updated: axes_of_partial_sums.difference(axes_in(sharded.dimensions(a.result)))
+            a.updated: axes_of_partial_sums.difference(axes_of(sharded.dimensions(a.result)))
             for a in graph.accumulators
         }
     rewritten = _all_rewritten(graph, allowed, dimensions, maker)

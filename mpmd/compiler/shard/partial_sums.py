@@ -36,11 +36,13 @@ from jax.extend.core.primitives import remat_p, scan_p
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
+    entry_of,
     is_dropped,
     make_jaxpr,
     makers_of,
     needed_eqns,
     operands,
+    variables,
     with_body,
 )
 from mpmd.compiler.jaxprs.scans import Scan
@@ -55,7 +57,6 @@ from mpmd.compiler.shard.make_partial_sums import (
     PartialSum,
     PartialSumMaker,
     as_function,
-    partial_sum_of,
 )
 from mpmd.compiler.shard.sums import cut_sum
 
@@ -93,7 +94,7 @@ def as_partial_sums(
       read: the values that are read after the equations, once for each reader.
     """
     uses = collections.Counter(atom for eqn in eqns for atom in operands(eqn))
-    uses.update(atom for atom in read if isinstance(atom, Var))
+    uses.update(variables(read))
     candidates = _candidates(eqns, targets, uses)
     read_whole = {new for old, new in carry.items() if old not in candidates}
     candidates = _candidates(eqns, _without(targets, read_whole), uses)
@@ -169,7 +170,7 @@ class _Walk:
 
     def _add_partial_sum(self, eqn: JaxprEqn, allowed: frozenset[str]) -> None:
         for positions in linear_positions(eqn):
-            if operand_sums := [p for i in positions if (p := partial_sum_of(eqn.invars[i], self.partial))]:
+            if operand_sums := [p for i in positions if (p := entry_of(eqn.invars[i], self.partial))]:
                 self._add_linear(eqn, positions, operand_sums[0].axes)
                 return
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
@@ -190,7 +191,7 @@ class _Walk:
         self._add(eqn, jax.vmap(as_function(eqn), in_axes), inputs, axes, tuple(in_axes))
 
     def _as_partial_sum(self, atom: Atom, axes: Axes) -> PartialSum:
-        partial = partial_sum_of(atom, self.partial)
+        partial = entry_of(atom, self.partial)
         if partial is None or partial.axes != axes:
             eqns, partial = self._maker.as_first(atom, axes)
             self.eqns.extend(eqns)
@@ -216,7 +217,7 @@ class _Walk:
         carry = {old: new for old, new in carried if isinstance(new, Var) and new in wanted}
         rewritten = as_partial_sums(jaxpr.eqns, dimensions, wanted, carry, jaxpr.outvars, self._maker)
         partial = {
-            i: sums for i, var in enumerate(jaxpr.outvars) if (sums := partial_sum_of(var, rewritten.partial))
+            i: sums for i, var in enumerate(jaxpr.outvars) if (sums := entry_of(var, rewritten.partial))
         }
         body = _with_partial_sums(jaxpr, rewritten, partial)
         invars, outvars = list(eqn.invars), list(eqn.outvars)

@@ -6,11 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.extend.core.primitives import remat_p, scan_p
+from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_index, makers_of, operands, size
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    aval_of,
+    is_among,
+    is_index,
+    is_remat,
+    makers_of,
+    operands,
+    size,
+)
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.language.per_group import per_group_p
 
@@ -37,9 +46,7 @@ class LoopReads(NamedTuple):
 
 def loop_reads(graph: TaskGraph) -> LoopReads:
     indices = {loop.index for loop in graph.step.loops}
-    outside = [*(a.var for a in graph.step.arguments), *(c.var for c in graph.step.constants)]
-    outside += makers_of(graph.outer)
-    origins = {var: frozenset({var}) for var in outside}
+    origins = {var: frozenset({var}) for var in (*graph.step.inputs, *makers_of(graph.outer))}
     in_loops = LoopReads(set(), {}, set())
     for member in graph.stage_work:
         _walk(member.eqns, origins, indices, in_loops)
@@ -64,8 +71,8 @@ def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], loop_re
             for body, passed in bodies:
                 _walk(
                     body.eqns,
-                    {var: origins[atom] for var, atom in passed if isinstance(atom, Var) and atom in origins},
-                    {var for var, atom in passed if isinstance(atom, Var) and atom in indices},
+                    {var: origins[atom] for var, atom in passed if is_among(atom, origins)},
+                    {var for var, atom in passed if is_among(atom, indices)},
                     loop_reads,
                 )
         elif by_index and not is_elementwise(eqn):
@@ -82,7 +89,7 @@ def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], loop_re
 def _add_dimension(eqn: JaxprEqn, origin: frozenset[Var], indices: set[Var], loop_reads: LoopReads) -> None:
     """Adds the dimension at whose index a ``dynamic_slice`` takes a microbatch of the value that it is of."""
     sizes = eqn.params["slice_sizes"]
-    starts = [i for i, start in enumerate(eqn.invars[1:]) if isinstance(start, Var) and start in indices]
+    starts = [i for i, start in enumerate(eqn.invars[1:]) if is_among(start, indices)]
     of_value = [var for var in origin if aval_of(var).shape == aval_of(eqn.invars[0]).shape]
     if len(origin) == len(of_value) == len(starts) == 1 and sizes[starts[0]] == 1:
         loop_reads.dimensions[of_value[0]] = starts[0]
@@ -93,7 +100,7 @@ def _bodies(eqn: JaxprEqn) -> Iterator[tuple[Jaxpr, list[tuple[Var, Atom]]]]:
 
     What a loop carries is left out: it is another value in each iteration.
     """
-    if eqn.primitive is remat_p:
+    if is_remat(eqn):
         yield eqn.params["jaxpr"], list(zip(eqn.params["jaxpr"].invars, eqn.invars, strict=True))
     elif eqn.primitive is scan_p:
         scan = Scan.of(eqn)

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import JaxprEqn, Var
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from mpmd.compiler.graph import TaskGraph, stage_work
 from mpmd.compiler.jaxprs.equations import (
@@ -34,7 +34,6 @@ from mpmd.compiler.jaxprs.equations import (
 )
 from mpmd.compiler.jaxprs.sharded_dimensions import (
     ShardedDimensions,
-    axes_in,
     follow,
     follow_back,
     follow_inside,
@@ -42,7 +41,9 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
 )
 from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.request import SequenceParallel
+from mpmd.ir.specs import axes_of
 from mpmd.ir.stack import per_layer_range
+from mpmd.sharding import to_sharding
 
 Known = dict[Var, ShardedDimensions]
 
@@ -104,7 +105,6 @@ class _ConstraintWriter:
         return follow(graph.outer, known, self._mesh, whole)
 
     def followed(self, eqns: Sequence[JaxprEqn], known: Known) -> Known:
-        """The facts, followed through equations in both directions."""
         for _ in range(_ROUNDS):
             known = follow_back(eqns, follow(eqns, known, self._mesh))
         return known
@@ -149,13 +149,13 @@ class _ConstraintWriter:
 
     def _is_in_region(self, eqn: JaxprEqn, known: Known) -> bool:
         return any(
-            self._parallel.axis in axes_in(sharded(atom, known)) for atom in (*eqn.invars, *eqn.outvars)
+            self._parallel.axis in axes_of(sharded(atom, known)) for atom in (*eqn.invars, *eqn.outvars)
         )
 
     def _is_residual(self, atom: Atom, known: Known) -> bool:
         """Whether a value is sharded between regions: one with tokens and other elements for each."""
         dimensions = sharded(atom, known)
-        if self._parallel.axis in axes_in(dimensions) or (_TOKENS,) not in dimensions:
+        if self._parallel.axis in axes_of(dimensions) or (_TOKENS,) not in dimensions:
             return False
         shape = aval_of(atom).shape
         return shape[dimensions.index((_TOKENS,))] % self._tokens == 0 and any(
@@ -174,7 +174,7 @@ class _ConstraintWriter:
             axes += [self._parallel.axis] * is_sharded
             entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(shape)
             entries[dim] = tuple(axes) or None
-            sharding = NamedSharding(self._submesh, PartitionSpec(*entries))
+            sharding = to_sharding(entries, self._submesh)
             constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
             (self._constraints[key],), _ = traced_eqns(lambda x: [constrain(x)], [var])
         return self._constraints[key].replace(invars=[var], outvars=[result])

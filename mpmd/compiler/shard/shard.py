@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh
 
 from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import ShardedGraph, TaskGraph
-from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, axes_in, follow
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, follow
 from mpmd.compiler.request import Gather, PartialSums, SequenceParallel
 from mpmd.compiler.shard.gather import gather_weights
 from mpmd.compiler.shard.infer_specs import infer_specs
@@ -18,6 +18,7 @@ from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions, wit
 from mpmd.compiler.shard.partial_accumulators import with_partial_sums
 from mpmd.compiler.shard.reads import loop_reads
 from mpmd.compiler.shard.sequence_parallel import with_residuals_sharded
+from mpmd.ir.specs import axes_of
 
 
 def shard(
@@ -52,7 +53,7 @@ def shard(
             sharded.graph, sequence_parallel, {**outer, **accumulators}, whole, submeshes
         )
         sharded = dataclasses.replace(sharded, graph=rewritten)
-    batch_axes = {axis for var in reads.by_index for axis in axes_in(outer.get(var, ()))}
+    batch_axes = {axis for var in reads.by_index for axis in axes_of(outer.get(var, ()))}
     if gather == "step":
         sharded = gather_weights(sharded, outer, batch_axes, submeshes, reads.by_index | reads.by_device)
         outer |= {var: sharded.dimensions(var) for var in sharded.gathered}

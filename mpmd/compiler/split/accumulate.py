@@ -11,19 +11,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Var
-from jax.interpreters import partial_eval
 
 from mpmd.compiler.graph import Accumulator
+from mpmd.compiler.jaxprs.control_flow import live_eqns
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
+    entry_of,
     free_variables,
     make_jaxpr,
     makers_of,
     operands,
+    variables,
 )
 from mpmd.compiler.jaxprs.traced import copy_of, traced_eqns
-from mpmd.compiler.split.assign import AssignedEqn
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
 from mpmd.compiler.steps import Loop, LoopResult
@@ -59,7 +60,7 @@ class Accumulation:
 
 
 def accumulate(
-    loop: Loop, body: LoopBody, assigned: Sequence[AssignedEqn], order: MicrobatchOrder
+    loop: Loop, body: LoopBody, assigned: Mapping[JaxprEqn, TaskType], order: MicrobatchOrder
 ) -> Accumulation:
     """Decides which work accumulates which result.
 
@@ -73,10 +74,7 @@ def accumulate(
     builder = _Builder(body, assigned, order)
     unstaged = []
     for result in body.results:
-        if result.is_carry:
-            assert result.state is not None, "a carried value has a state"
-            builder.add_update(result, result.state)
-        elif builder.work(result.value) is None:
+        if not result.is_carry and builder.work(result.value) is None:
             unstaged.append(result)
         elif result.state is None:
             builder.add_sum(result)
@@ -95,7 +93,7 @@ class _AccumulatorPart:
 
 
 class _Builder:
-    def __init__(self, body: LoopBody, assigned: Sequence[AssignedEqn], order: MicrobatchOrder):
+    def __init__(self, body: LoopBody, assigned: Mapping[JaxprEqn, TaskType], order: MicrobatchOrder):
         self.after: list[JaxprEqn] = []
         self._accumulators: list[Accumulator] = []
         self._updates: dict[TaskType, list[JaxprEqn]] = collections.defaultdict(list)
@@ -103,21 +101,21 @@ class _Builder:
         # Sums whose summands are accumulated apart, so that nothing reads them.
         self._split_sums: set[Var] = set()
         self._order = order
-        self._work_of = {var: a.work for a in assigned for var in a.eqn.outvars}
+        self._work_of = {var: work for eqn, work in assigned.items() for var in eqn.outvars}
         self._readers: dict[Var, set[TaskType]] = collections.defaultdict(set)
-        for assigned_eqn in assigned:
-            for var in operands(assigned_eqn.eqn):
-                self._readers[var].add(assigned_eqn.work)
-        self._maker = makers_of(member.eqn for member in body.eqns)
-        read = (atom for member in body.eqns for atom in member.eqn.invars)
+        for eqn, work in assigned.items():
+            for var in operands(eqn):
+                self._readers[var].add(work)
+        self._maker = makers_of(body.eqns)
+        read = (atom for eqn in body.eqns for atom in eqn.invars)
         values = (result.value for result in body.results)
-        self._uses = collections.Counter(a for a in (*read, *values) if isinstance(a, Var))
+        self._uses = collections.Counter(variables((*read, *values)))
 
-    def accumulation(self, assigned: Sequence[AssignedEqn]) -> Accumulation:
+    def accumulation(self, assigned: Mapping[JaxprEqn, TaskType]) -> Accumulation:
         eqns: dict[TaskType, list[JaxprEqn]] = {}
-        for member in assigned:
-            if self._split_sums.isdisjoint(member.eqn.outvars):
-                eqns.setdefault(member.work, []).append(member.eqn)
+        for eqn, work in assigned.items():
+            if self._split_sums.isdisjoint(eqn.outvars):
+                eqns.setdefault(work, []).append(eqn)
         for work, updates in self._updates.items():
             eqns.setdefault(work, []).extend(updates)
         return Accumulation(
@@ -128,7 +126,7 @@ class _Builder:
         )
 
     def work(self, atom: Atom) -> TaskType | None:
-        return self._work_of.get(atom) if isinstance(atom, Var) else None
+        return entry_of(atom, self._work_of)
 
     def add_update(self, result: LoopResult, state: Var) -> None:
         # A copy, because other work or another result may read the same value under its own name.
@@ -147,7 +145,7 @@ class _Builder:
 
     def _reader(self, state: Var, value: Atom) -> TaskType:
         """Returns the first task that reads the state or, without a reader, the updated value."""
-        known = [self._readers.get(atom) for atom in (state, value) if isinstance(atom, Var)]
+        known = [self._readers.get(var) for var in variables((state, value))]
         positions = [self._order.position(work) for work in next(filter(None, known), ())]
         return self._order.work(self._order.earliest(positions) if positions else 0)
 
@@ -255,15 +253,12 @@ def _sum_in_order(values, dtype):
 
 
 def _scan_outside(loop: Loop, body: LoopBody, result: LoopResult) -> list[JaxprEqn]:
-    eqns = [member.eqn for member in body.eqns]
+    eqns = live_eqns(body.eqns, [result.value])
     inputs = [loop.index] if result.state is None else [loop.index, result.state]
     inside = {loop.index, *loop.states, *makers_of(eqns)}
-    read = [*free_variables(eqns), *([result.value] if isinstance(result.value, Var) else [])]
-    outer = [var for var in dict.fromkeys(read) if var not in inside]
-    whole = make_jaxpr([*outer, *inputs], eqns, [result.value])
-    instantiate = [False] * len(outer) + [True] * len(inputs)
-    needed, used = partial_eval.dce_jaxpr(whole, [True], instantiate)
-    outer = [var for var, is_used in zip(outer, used[: len(outer)], strict=True) if is_used]
+    read = dict.fromkeys([*free_variables(eqns), *variables([result.value])])
+    outer = [var for var in read if var not in inside]
+    needed = make_jaxpr([*outer, *inputs], eqns, [result.value])
     scan = partial(as_scan, body=needed, summed=(result.state is None,), length=loop.num_microbatches)
     new_eqns, (final,) = traced_eqns(scan, [*outer, result.initial])
     if not any(final in eqn.outvars for eqn in new_eqns):  # the state never changes, and JAX leaves it out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,15 +19,9 @@ from mpmd.language.callbacks import callback_of
 from mpmd.util.warn import warn_user
 
 
-@dataclasses.dataclass(frozen=True)
-class AssignedEqn:
-    eqn: JaxprEqn
-    work: TaskType
-
-
 def assign(
     body: LoopBody, duplicates: Mapping[Var, Duplicate], order: MicrobatchOrder
-) -> tuple[AssignedEqn, ...]:
+) -> dict[JaxprEqn, TaskType]:
     """Assigns each equation of the loop's body to the work of a stage; leaves out ``duplicates``.
 
     1. Work that ends with a mark has every equation on which the mark depends and which no earlier work has.
@@ -66,7 +59,7 @@ def assign(
 class _Assignment:
     def __init__(self, body: LoopBody, duplicates: Mapping[Var, Duplicate], order: MicrobatchOrder):
         self._body = body
-        self._eqns = eqns = [member.eqn for member in body.eqns]
+        self._eqns = eqns = body.eqns
         self._duplicates = duplicates
         self._order = order
         self._assignable = [
@@ -84,7 +77,7 @@ class _Assignment:
             if result.is_carry and result.state is not None
         }
 
-    def run(self) -> tuple[AssignedEqn, ...]:
+    def run(self) -> dict[JaxprEqn, TaskType]:
         self._check_callbacks()
         closed_by = self._before_marks(self._body.closing)
         self._find_stages_reading(closed_by)
@@ -95,11 +88,11 @@ class _Assignment:
         self._place_floating()  # what reads it may have a place only now
         if self._passed_again:
             self._warn(*self._passed_again[-1])
-        return tuple(
-            AssignedEqn(eqn, self._order.work(position))
+        return {
+            eqn: self._order.work(position)
             for eqn, position in zip(self._eqns, self._positions, strict=True)
             if position is not None
-        )
+        }
 
     def _check_callbacks(self) -> None:
         """A callback on the state of an operation would have to run where the state is updated."""
@@ -149,13 +142,13 @@ class _Assignment:
             operand_positions = (
                 positions.get(self._maker[var]) for var in operands(self._eqns[i]) if var in self._maker
             )
-            latest = self._latest((*operand_positions, self._body.eqns[i].earliest))
+            latest = self._latest((*operand_positions, self._body.earliest[i]))
             if latest is not None and not self._order.is_backward(latest):
                 # A weight belongs to the stage in which it is written, not to that of the other operand.
                 parameters = self._parameters(i) - known
                 if self._order.slices > 1:  # and on later slices to the same stage
                     parameters -= self._stages_reading.keys()
-                written = self._order.position(TaskType("fwd", self._body.eqns[i].written))
+                written = self._order.position(TaskType("fwd", self._body.written[i]))
                 positions[i] = self._order.latest((latest, written)) if parameters else latest
                 for parameter in parameters:
                     self._add_stages(parameter, positions[i])
@@ -197,7 +190,7 @@ class _Assignment:
     def _placed(self, i: int, closed_by: int | None) -> int | None:
         """The position of an equation, or ``None`` where its readers must decide."""
         order, eqn = self._order, self._eqns[i]
-        latest = self._latest((*self._operand_positions(i), self._body.eqns[i].earliest))
+        latest = self._latest((*self._operand_positions(i), self._body.earliest[i]))
         if latest is None and order.num_stages == 1:
             latest = order.position(TaskType("fwd", order.stages.start))
         backward = is_transposed(eqn) or (latest is not None and order.is_backward(latest))
@@ -249,7 +242,7 @@ class _Assignment:
                 first = self._earliest(self._positions[reader] for reader in readers.get(i, ()))
                 if first is None and self._eqns[i].effects:
                     # What depends on no stage, such as a print of the index, is where it is written.
-                    first = self._order.position(TaskType("fwd", self._body.eqns[i].written))
+                    first = self._order.position(TaskType("fwd", self._body.written[i]))
                 self._set(i, first)
 
     def _place_carried(self) -> None:

@@ -45,11 +45,10 @@ def find_duplicates(body: LoopBody, index: Var, has_scalar_weights: bool = False
       has_scalar_weights: whether floating-point scalars may be parameters, too, and not only settings such as
         a temperature.
     """
-    eqns = [member.eqn for member in body.eqns]
     states = {result.state for result in body.results}  # each belongs to one stage
     duplicates: dict[Var, Duplicate] = {}
-    computed = makers_of(eqns)
-    for eqn in eqns:
+    computed = makers_of(body.eqns)
+    for eqn in body.eqns:
         reads = list(operands(eqn))
         if not is_cheap(eqn) or any(var in states for var in reads):
             continue
@@ -100,7 +99,7 @@ def copy_duplicates(
         for eqn in eqns_of_work:
             add_reader(work, eqn)
     copied: dict[TaskType, list[JaxprEqn]] = {}
-    for eqn in (member.eqn for member in reversed(body.eqns)):
+    for eqn in reversed(body.eqns):
         works = set().union(*(readers.get(var, ()) for var in eqn.outvars))
         if works and duplicates[eqn.outvars[0]].once_per_stage:
             latest_first = sorted(works, key=order.position, reverse=True)

@@ -24,6 +24,7 @@ from mpmd.compiler.jaxprs.equations import (
     needed_eqns,
     operands,
     substitute,
+    variables,
     with_eqns,
 )
 from mpmd.compiler.jaxprs.scans import Scan
@@ -178,7 +179,6 @@ class _ForwardScan:
         return part, named | dict(zip(new, stacks, strict=True))
 
     def making(self, values: Iterable[Var], is_there: Collection[Var]) -> list[JaxprEqn]:
-        """Returns the equations of the body that compute ``values`` from the variables ``is_there``."""
         missing = [var for var in values if var not in is_there]
         return needed_eqns(self._scan.body.eqns, missing, is_there)
 
@@ -199,7 +199,6 @@ class _Again:
         self.constants: dict[Var, Atom] = {}
 
     def add(self, scan: _ForwardScan, values: Sequence[Var], stacks: Mapping[ScanRow, Var]) -> None:
-        """Appends the equations that recompute ``values`` from the rows of the scan that are kept."""
         kept = {row.var: var for row, var in stacks.items() if row.scan == scan.number}
         eqns = scan.making(values, {*kept, *scan.constants, *scan.stacked})
         renamed: dict[Var, Var] = {}
@@ -224,8 +223,8 @@ def _read_by_rows(eqns: Eqns) -> set[Var]:
         read = operands(eqn)
         if _is_pure_scan(eqn):
             xs = eqn.invars[Scan.of(eqn).xs]
-            by_rows.update(atom for atom in xs if isinstance(atom, Var))
-            read = [atom for atom in eqn.invars[: -len(xs) or None] if isinstance(atom, Var)]
+            by_rows.update(variables(xs))
+            read = variables(eqn.invars[: -len(xs) or None])
         otherwise.update(read)
     return by_rows - otherwise
 

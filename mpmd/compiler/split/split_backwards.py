@@ -20,6 +20,7 @@ from mpmd.compiler.jaxprs.equations import (
     is_dropped,
     makers_of,
     needed_eqns,
+    variables,
 )
 from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scans import Scan
@@ -101,7 +102,7 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list
     body, carry = scan.body, scan.body.invars[scan.carry]
     eqns = without_remat(body.eqns)
     while True:  # until every carried value that the first scan reads is carried by it
-        outputs = [atom for i in now if isinstance(atom := body.outvars[i], Var)]
+        outputs = variables(body.outvars[i] for i in now)
         first, second = _divide(eqns, outputs)
         read = {*free_variables(first), *outputs}
         read_carry = {i for i, var in enumerate(carry) if var in read}
@@ -112,7 +113,7 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list
     if not later:
         return [eqn], []
     known = makers_of(first).keys() | {carry[i] for i in now if i < len(carry)}
-    results = [atom for i in later if isinstance(atom := body.outvars[i], Var)]
+    results = variables(body.outvars[i] for i in later)
     stacked = [var for var in dict.fromkeys([*free_variables(second), *results]) if var in known]
     one, stacks = scan.part(first, now, extra_outputs=stacked)
     two, _ = scan.part(second, later, extra_inputs=dict(zip(stacked, stacks, strict=True)))

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import any_inside, is_remat, subjaxprs
-from mpmd.compiler.jaxprs.marks import first_mark
+from mpmd.compiler.jaxprs.equations import is_remat, subjaxprs
+from mpmd.compiler.jaxprs.marks import first_mark, has_mark
 from mpmd.compiler.jaxprs.source import is_in_scope, line_of, where
 from mpmd.errors import CompileError
-from mpmd.language.annotate import mark_of, mark_p
+from mpmd.language.annotate import mark_of
 from mpmd.language.reduce import SCOPE, treduce_p
 
 _WHERE_A_MARK_CANNOT_BE = {
@@ -65,7 +65,7 @@ def _faults_outside(eqn: JaxprEqn, outer: JaxprEqn) -> Iterator[str]:
             f"the treduce at {where(eqn)} is inside {name}; call it directly in the step, or in functions "
             f"under jax.jit{at}{_INSTEAD.get(name, '')}"
         )
-    elif any_inside(eqn, mark_p) and is_in_scope(eqn, SCOPE):
+    elif has_mark(eqn) and is_in_scope(eqn, SCOPE):
         yield (
             f"the treduce at {where(eqn)} is differentiated, but a loop has no gradient of its own: call "
             "jax.grad inside the function that treduce applies to each microbatch"
@@ -94,7 +94,7 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
                 f"mark_stage_end at {where(eqn)} says after which iterations stages end, but it is not in "
                 "the body of a lax.scan: leave out every and num_stages, or scan over the layers"
             )
-        if mark is not None or not any_inside(eqn, mark_p):
+        if mark is not None or not has_mark(eqn):
             continue
         if is_remat(eqn):
             yield from _misplaced_marks(eqn.params["jaxpr"], scan)

@@ -39,7 +39,16 @@ from mpmd.compiler.jaxprs.source import is_transposed, where
 from mpmd.errors import CompileError
 from mpmd.ir.plan import Spec
 from mpmd.language.per_group import per_group_p, typed_again
-from mpmd.sharding import axes_named, explicit_sharding, is_explicit, to_spec, with_auto_axes, within
+from mpmd.sharding import (
+    axes_named,
+    explicit_sharding,
+    for_each_dimension,
+    is_explicit,
+    to_sharding,
+    to_spec,
+    with_auto_axes,
+    within,
+)
 
 _NAMES_MESH = frozenset("device_put jit layout_constraint shard_map sharding_constraint".split())
 """Equations whose parameters are over a mesh for another reason than the type of a result."""
@@ -170,7 +179,7 @@ class OverSubmeshes:
 
     def _constrained(self, eqn: JaxprEqn, sharding: NamedSharding, value: Atom, result: Var) -> JaxprEqn:
         left = PartitionSpec.UNCONSTRAINED if _other_axes(sharding.mesh) else None
-        entries = [*sharding.spec, *[None] * (len(shape_of(result)) - len(sharding.spec))]
+        entries = for_each_dimension(sharding.spec, len(shape_of(result)))
         spec = PartitionSpec(*(left if entry is None else entry for entry in entries))
         over_auto_axes = NamedSharding(with_auto_axes(sharding.mesh.abstract_mesh), spec)
         new = constraint(value, self._abstract(eqn, over_auto_axes), eqn)
@@ -190,7 +199,7 @@ class OverSubmeshes:
 
 def _without_sharding(aval: Any) -> Any:
     mesh = with_auto_axes(aval.sharding.mesh)
-    return aval.update(sharding=NamedSharding(mesh, PartitionSpec(*[None] * len(aval.shape))))
+    return aval.update(sharding=to_sharding([None] * len(aval.shape), mesh))
 
 
 def _other_axes(mesh: Mesh | AbstractMesh) -> bool:

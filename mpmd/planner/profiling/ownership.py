@@ -44,8 +44,7 @@ class Ownership:
 
 def ownership_of(graph: TaskGraph) -> Ownership:
     step = graph.step
-    inputs = {a.var for a in step.arguments} | {c.var for c in step.constants}
-    origins = _followed(graph.outer, {var: frozenset({var}) for var in inputs})
+    origins = _followed(graph.outer, {var: frozenset({var}) for var in step.inputs})
     sliced = frozenset(loop_reads(graph).by_index)
     batch = frozenset().union(*(origins.get(var, ()) for var in sliced))
     weights: dict[Var, set[int]] = {}

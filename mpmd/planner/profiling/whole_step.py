@@ -42,8 +42,7 @@ def _step(graph: TaskGraph, weights: Collection[Var], flash_attention: bool) -> 
     arguments = [argument.var for argument in whole.arguments]
     batch = [var for var in arguments if var not in weights]
     results = tuple(dict.fromkeys(result.var for result in whole.results))
-    constants = [constant.var for constant in whole.constants]
-    task = StageWork(_WORK, graph.outer, reads=(*arguments, *constants), makes=results)
+    task = StageWork(_WORK, graph.outer, reads=tuple(whole.inputs), makes=results)
     flat = FlatEquations(flash_attention=flash_attention)
     tasks = {_WORK: flat.add(graph.outer)}
     dims = [

@@ -31,13 +31,13 @@ from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.sharded_dimensions import (
     ShardedDimensions,
-    axes_in,
     follow,
     follow_back,
     follow_inside,
     sharded,
 )
 from mpmd.compiler.jaxprs.work import PRODUCTS, operations, product_kind
+from mpmd.ir.specs import axes_of
 from mpmd.planner.all_reduces import NO_ALL_REDUCES, AllReduces, merged_sums
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.fusions import Fusions
@@ -130,8 +130,8 @@ def _gathering(
     atom: Var, known: ShardedDimensions, required: ShardedDimensions, mesh: Mapping[str, int]
 ) -> DeviceWork:
     """The work to gather a result along the axes by which it is sharded and must not be."""
-    axes = {axis for axis in axes_in(known) - axes_in(required) if mesh[axis] > 1}
-    left = math.prod(mesh[axis] for axis in axes_in(known) - axes)
+    axes = {axis for axis in axes_of(known) - axes_of(required) if mesh[axis] > 1}
+    left = math.prod(mesh[axis] for axis in axes_of(known) - axes)
     nbytes = size(atom) * getattr(aval_of(atom).dtype, "itemsize", 4) / left
     return DeviceWork(all_reduces=dict.fromkeys(axes, AllReduces(nbytes / 2, 1, moved=nbytes / 2)))
 
@@ -211,7 +211,7 @@ class _Equations:
         if call_work(eqn) is not None:
             return self._of_call(eqn)
         kernel = around.kernel
-        axes = set().union(*(axes_in(sharded(var, self._known)) for var in eqn.outvars))
+        axes = set().union(*(axes_of(sharded(var, self._known)) for var in eqn.outvars))
         summed, moved = crossing_axes(eqn, [sharded(atom, self._known) for atom in eqn.invars], axes)
         halves = self._moved_by_constraints(eqn, summed)
         moved |= halves
@@ -232,7 +232,7 @@ class _Equations:
         kind = None
         if computed:  # a callback, which computes nothing, may have no result
             dimensions = sharded(eqn.outvars[0], self._known)
-            parts = [math.prod(self._mesh[axis] for axis in axes_of) for axes_of in dimensions]
+            parts = [math.prod(self._mesh[axis] for axis in axes) for axes in dimensions]
             kind = product_kind(eqn, parts, kernel is not None)
         return DeviceWork(
             operations=computed,
@@ -259,10 +259,10 @@ class _Equations:
         moved: dict[str, Atom] = {}
         for var in eqn.outvars:
             if operand := self._gathers.get(var):
-                axes = axes_in(sharded(operand, self._known)) - axes_in(sharded(var, self._known))
+                axes = axes_of(sharded(operand, self._known)) - axes_of(sharded(var, self._known))
                 moved |= dict.fromkeys(axes, operand)
             if part := self._scatters.get(var):
-                for axis in axes_in(sharded(part, self._known)) & {*summed}:
+                for axis in axes_of(sharded(part, self._known)) & {*summed}:
                     moved[axis] = part
                     self._scattered.setdefault(axis, set()).add(part)
         return moved
@@ -344,5 +344,5 @@ class _Equations:
         if isinstance(atom, Literal):
             return 0.0
         aval = aval_of(atom)
-        parts = math.prod(self._mesh[axis] for axis in axes_in(sharded(atom, self._known)))
+        parts = math.prod(self._mesh[axis] for axis in axes_of(sharded(atom, self._known)))
         return size(atom) * getattr(aval.dtype, "itemsize", 4) / parts

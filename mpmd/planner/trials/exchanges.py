@@ -11,7 +11,8 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, operands
 from mpmd.compiler.jaxprs.rules import common_dimensions
-from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, axes_in, sharded
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, sharded
+from mpmd.ir.specs import axes_of
 
 
 class MovingConstraints(NamedTuple):
@@ -45,7 +46,7 @@ def moving_constraints(
     for eqn in eqns:
         if eqn.primitive.name == "sharding_constraint" and isinstance(operand := eqn.invars[0], Var):
             (result,) = eqn.outvars
-            before, after = (axes_in(sharded(var, known)) for var in (operand, result))
+            before, after = (axes_of(sharded(var, known)) for var in (operand, result))
             if any(mesh[axis] > 1 for axis in before - after):
                 moving.gathers[result] = operand
             elif after - before and readers[operand] == 1 and operand not in kept:

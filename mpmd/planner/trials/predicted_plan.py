@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from jax.extend.core import Jaxpr, Var
 
-from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, dimensions_of
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Aval, Executable, Plan, Spec
-from mpmd.ir.specs import fitting, num_shards
+from mpmd.ir.specs import dimensions_of, fitting, num_shards
 from mpmd.planner.trials.device_work import device_work
 from mpmd.planner.trials.kernel_residuals import NO_POSITIONS, Positions, kernel_residuals, without_residuals
 from mpmd.planner.trials.work_on_device import DeviceWork
