@@ -59,8 +59,8 @@ def _of_group(
         in_flight += change.messages
         if change.by_kind is not None:
             held, used = change.by_kind, change.temporaries
-        over_time[max(change.time, 0)] = MemoryParts(
-            *held, messages=in_flight, temporaries=used if temporaries else None
+        over_time[max(change.time, 0)] = dataclasses.replace(
+            MemoryParts(*held), messages=in_flight, temporaries=used if temporaries else None
         )
     return MemoryOverTime(program.mpmd_idx, tuple(over_time), tuple(over_time.values()))
 

@@ -126,8 +126,8 @@ class _Group:
             if not moment.is_after_free
         ]
         worst, messages, temporaries = max(moments, key=lambda row: sum(row[0].by_kind) + row[1] + row[2])
-        parts = MemoryParts(
-            *worst.by_kind,
+        parts = dataclasses.replace(
+            MemoryParts(*worst.by_kind),
             messages=messages + self._held_for_sending(kept),
             temporaries=temporaries if self._compiled else None,
         )
