@@ -27,11 +27,11 @@ MAY_IMPORT = {
     "mpmd.language": "mpmd.compat mpmd.keys mpmd.schedules mpmd.sharding mpmd.util mpmd.validation",
     # Orders, and what reads a plan.
     "mpmd.schedules": "mpmd.ir mpmd.util mpmd.validation",
-    "mpmd.memory": "mpmd.ir",
-    "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory",
-    "mpmd.simulate": "mpmd.ir mpmd.memory mpmd.schedules mpmd.validation",
+    "mpmd.memory": "mpmd.ir mpmd.util",
+    "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.util",
+    "mpmd.simulate": "mpmd.ir mpmd.memory mpmd.schedules mpmd.util mpmd.validation mpmd.verify",
     "mpmd.render": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.util mpmd.validation",
-    "mpmd.attribution": "mpmd.ir mpmd.memory mpmd.simulate",
+    "mpmd.attribution": "mpmd.ir mpmd.memory mpmd.simulate mpmd.util",
     "mpmd.render.page": "mpmd.attribution mpmd.ir mpmd.memory mpmd.render mpmd.simulate mpmd.util "
     "mpmd.version",
     "mpmd.profile": "mpmd.attribution mpmd.ir mpmd.render.page mpmd.util mpmd.validation",

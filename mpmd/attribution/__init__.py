@@ -8,6 +8,5 @@ are whole nanoseconds, and all parts add up exactly.
 
 ``model`` simulates the step, ``scenarios`` change single parts of the model, ``findings`` say in words how
 much a change would save, and ``analysis`` computes each result when it is first asked for. ``cores`` says how
-long tasks take without shared cores, ``balance`` measures uneven work, and ``memory`` follows the bytes of
-each group.
+long tasks take without shared cores, and ``memory`` follows the bytes of each group.
 """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import statistics
 from collections.abc import Iterator, Mapping
 
 from mpmd.attribution.attribution import Attribution
-from mpmd.attribution.balance import Balance
 from mpmd.attribution.model import StepModel
 from mpmd.attribution.scenarios import Scenario, like_others, median_of_others, twice_as_fast
 from mpmd.attribution.texts import (
@@ -18,8 +18,7 @@ from mpmd.attribution.texts import (
     time_text,
     types_text,
 )
-from mpmd.ir.plan import Cell, Edge, with_slice
-from mpmd.simulate.costs import types_of
+from mpmd.ir.plan import Cell, Edge
 
 LEAST_SHARE = 0.001
 """The share of a step that a finding saves at least."""
@@ -92,8 +91,8 @@ class _FindingWriter:
             "cores": self._cores,
         }
         for scenario in self.scenarios.values():
-            if write := writers.get(scenario.cause):
-                share = scenario.saves / whole
+            share = scenario.saves / whole
+            if share >= LEAST_SHARE and (write := writers.get(scenario.cause)):
                 sentence, operation = write(less_text(share))
                 yield Finding(sentence, scenario.cause, scenario.saves, share, operation)
         yield from self._links(whole)
@@ -110,11 +109,10 @@ class _FindingWriter:
             yield Finding(text, "fill", 0, 0.0)
 
     def _imbalance(self, less: str) -> _Sentence:
-        balance = balance_of(self.attribution)
-        if not balance.loads:
-            return f"there is no work in loops; {equal_stages_text(less)}", -1
-        group = balance.heaviest
-        text = f"group {group} has {balance.factor(group):.2f} times the work of the mean group"
+        loads = loads_of(self.attribution)
+        group = max(loads, key=loads.__getitem__)
+        factor = loads[group] / statistics.fmean(loads.values())
+        text = f"group {group} has {factor:.2f} times the work of the mean group"
         slowest, slowness, operation = self._slowest_type(group)
         if slowness >= CONSTANT_FACTOR:
             why = processor_text(self.attribution.measured, operation)
@@ -132,7 +130,7 @@ class _FindingWriter:
                 factor = workload.durations[operation] / equal
                 if factor > most:
                     most, example = factor, operation
-                    slowest = with_slice(types_text(types_of(task)), task, self.attribution.measured.loops)
+                    slowest = types_text(self.attribution.measured, task)
         return slowest, most, example
 
     def _jitter(self, less: str) -> _Sentence:
@@ -220,14 +218,14 @@ class _FindingWriter:
             yield Finding(text, "message", saves, saves / whole, self._slowest_reader(edge))
 
     def _slowest_reader(self, edge: Edge) -> int:
-        """Returns the task for which a message of an edge was longest in flight; -1 for none."""
+        """Returns the task for which a message of an edge was longest in flight."""
         measured, readers = self.attribution.measured, self.attribution.measured.workload.messages.readers
         flights = (
             (measured.arrivals[message] - max(measured.sent[message], measured.asked[message]), reader)
             for message, reader in enumerate(readers)
-            if measured.workload.edge(message) == edge and reader >= 0
+            if measured.workload.edge(message) == edge
         )
-        return max(flights, default=(0, -1))[1]
+        return max(flights)[1]
 
     @property
     def _groups(self) -> range:
@@ -243,7 +241,8 @@ class _FindingWriter:
         return blamed.most_common(1)[0][0] if blamed else -1
 
 
-def balance_of(attribution: Attribution) -> Balance:
+def loads_of(attribution: Attribution) -> dict[int, float]:
+    """The nanoseconds of work in loops, of each group that has some: from others nothing could be moved."""
     measured = attribution.measured
     workload = measured.workload
     loads = {
@@ -252,4 +251,4 @@ def balance_of(attribution: Attribution) -> Balance:
         )
         for group in measured.groups
     }
-    return Balance({group: load for group, load in loads.items() if load})
+    return {group: load for group, load in loads.items() if load}

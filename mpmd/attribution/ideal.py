@@ -14,6 +14,7 @@ from mpmd.attribution.measured import Measured
 from mpmd.ir.plan import LoopStages, OutsideTask, TaskKind, TaskType
 from mpmd.simulate.costs import DEFAULT_TIMES, Costs, types_of
 from mpmd.simulate.workload import Instant, StepTimes, Workload, run
+from mpmd.util.grouping import grouped
 
 _Types = tuple[TaskType, ...]
 _Kinds = tuple[int, tuple[TaskKind, ...]]
@@ -68,9 +69,7 @@ def _equal_cells(medians: Mapping[_Types, int], loops: Sequence[LoopStages]) -> 
         return sum(stage <= types[0].stage for stage in first), tuple(kind for kind, _ in types)
 
     alone = members_alone(medians)
-    of_kind: dict[_Kinds, list[int]] = collections.defaultdict(list)
-    for member, time in alone.items():
-        of_kind[kinds_of((member,))].append(time)
+    of_kind = grouped((kinds_of((member,)), time) for member, time in alone.items())
     means = {kind: round(statistics.fmean(times)) for kind, times in of_kind.items()}
     together: dict[_Kinds, int] = collections.defaultdict(int)
     apart: dict[_Kinds, int] = collections.defaultdict(int)
@@ -92,9 +91,7 @@ def members_alone(medians: Mapping[_Types, int]) -> dict[TaskType, int]:
     proportion to ``DEFAULT_TIMES``.
     """
     alone = {types[0]: median for types, median in medians.items() if len(types) == 1}
-    by_kind: dict[TaskKind, list[int]] = collections.defaultdict(list)
-    for (kind, _), median in alone.items():
-        by_kind[kind].append(median)
+    by_kind = grouped((kind, median) for (kind, _), median in alone.items())
     means = {kind: round(statistics.fmean(times)) for kind, times in by_kind.items()}
     defaults = sum(DEFAULT_TIMES[kind] for kind in means)
     unit = sum(means.values()) / defaults if defaults else 1.0

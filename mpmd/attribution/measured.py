@@ -7,7 +7,6 @@ add up.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 import statistics
@@ -22,6 +21,7 @@ from mpmd.ir.routes import Topology
 from mpmd.simulate.costs import Costs, types_of
 from mpmd.simulate.plan import message_keys, plan_workload
 from mpmd.simulate.workload import Instant, StepTimes, Workload
+from mpmd.util.grouping import grouped
 
 TypeKey = tuple[int, OutsideTask | tuple[TaskType, ...]]
 """The tasks that should take equally long: a group's tasks of equal kinds and stages, or an outside task."""
@@ -120,11 +120,9 @@ def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None 
 
 
 def _by_group(plan: Plan, step: MatchedStep) -> list[ProcessTimes]:
-    processes: dict[int, list[ProcessTimes]] = collections.defaultdict(list)
-    for process in step.processes:
-        processes[process.mpmd_idx].append(process)
+    processes = grouped((process.mpmd_idx, process) for process in step.processes)
     return [
-        _last_process(program.mpmd_idx, processes[program.mpmd_idx], step.returned)
+        _last_process(program.mpmd_idx, processes.get(program.mpmd_idx, ()), step.returned)
         for program in plan.programs
     ]
 
@@ -133,13 +131,8 @@ def _last_process(group: int, processes: Sequence[ProcessTimes], returned: int) 
     """Combines processes: each moment is the last process's, from 0 to ``returned``."""
     if not processes:  # the group has no part in the step
         return ProcessTimes(group, 0, Host("", ""), 0, 0, 0, 0)
-    waits: dict[tuple[int, int], list[WaitTime]] = collections.defaultdict(list)
-    sends: dict[tuple[int, int], list[SendTime]] = collections.defaultdict(list)
-    for process in processes:
-        for wait in process.waits:
-            waits[wait.src, wait.tag].append(wait)
-        for send in process.sends:
-            sends[send.dst, send.tag].append(send)
+    waits = grouped(((wait.src, wait.tag), wait) for process in processes for wait in process.waits)
+    sends = grouped(((send.dst, send.tag), send) for process in processes for send in process.sends)
 
     def last(spans: Iterable[Any], moment: str) -> int:
         return min(max(0, *(getattr(span, moment) for span in spans)), returned)
@@ -169,11 +162,12 @@ def _last_process(group: int, processes: Sequence[ProcessTimes], returned: int) 
 def _medians(workload: Workload, steps: Iterable[Sequence[ProcessTimes]]) -> list[float]:
     """Returns for each operation the median time of its type in all steps; 0 for waits and replies."""
     keys = types_of_operations(workload)
-    times: dict[TypeKey, list[int]] = collections.defaultdict(list)
-    for groups in steps:
-        tasks = (task for group in groups for task in group.tasks)
-        for key, task in zip(filter(None, keys), tasks, strict=True):
-            times[key].append(task.end - task.start)
+    spans = ([task for group in groups for task in group.tasks] for groups in steps)
+    times = grouped(
+        (key, task.end - task.start)
+        for tasks in spans
+        for key, task in zip(filter(None, keys), tasks, strict=True)
+    )
     medians = {key: int(statistics.median(of_type)) for key, of_type in times.items()}
     return [0 if key is None else medians[key] for key in keys]
 
@@ -191,8 +185,7 @@ def _columns(plan: Plan, workload: Workload, groups: Sequence[ProcessTimes], ret
         for wait in times.waits:
             message = numbers[(wait.src, group), wait.tag]
             asked[message], taken[message], arrivals[message] = wait.start, wait.end, wait.arrived
-            reader = workload.messages.readers[message]
-            operation = operations[-1] if reader < 0 else reader
+            operation = workload.messages.readers[message]
             had_messages[operation] = max(had_messages[operation], wait.end)
             before = awaited[operation]
             if wait.arrived > wait.start and (before < 0 or asked[before] < wait.start):

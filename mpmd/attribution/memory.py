@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mpmd.attribution.clocks import MatchedStep
-from mpmd.ir.plan import GroupProgram, Name, Plan, Recv
+from mpmd.ir.messages import first_uses
+from mpmd.ir.plan import GroupProgram, Name, Plan
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.memory import MemoryParts, sizes_on_devices
-from mpmd.memory.kinds import KINDS, kinds_of
 from mpmd.memory.values import HeldMoment, held_moments
 
 
@@ -47,10 +47,10 @@ def memory_over_time(plan: Plan, step: MatchedStep, updated: Collection[Name]) -
 def _of_group(
     plan: Plan, program: GroupProgram, times: ProcessTimes | None, updated: Collection[Name]
 ) -> MemoryOverTime:
-    sizes, kinds = sizes_on_devices(plan, program.mpmd_idx), kinds_of(plan, program, updated)
-    moments = list(held_moments(plan, program, sizes, kinds))
+    sizes = sizes_on_devices(plan, program.mpmd_idx)
+    moments = list(held_moments(plan, program, sizes, updated))
     if times is None:  # the group has no part in the step
-        return MemoryOverTime(program.mpmd_idx, (0,), (_parts(moments[0].by_kind, 0, None),))
+        return MemoryOverTime(program.mpmd_idx, (0,), (MemoryParts(*moments[0].by_kind),))
     temporaries = {e.name: e.memory.temporaries for e in plan.executables_of(program.mpmd_idx) if e.memory}
     changes = _changes(program, moments, times, sizes, temporaries)
     held, used, in_flight = moments[0].by_kind, 0, 0
@@ -59,7 +59,9 @@ def _of_group(
         in_flight += change.messages
         if change.by_kind is not None:
             held, used = change.by_kind, change.temporaries
-        over_time[max(change.time, 0)] = _parts(held, in_flight, used if temporaries else None)
+        over_time[max(change.time, 0)] = dataclasses.replace(
+            MemoryParts(*held), messages=in_flight, temporaries=used if temporaries else None
+        )
     return MemoryOverTime(program.mpmd_idx, tuple(over_time), tuple(over_time.values()))
 
 
@@ -90,9 +92,9 @@ def _changes(
     Values are dropped as soon as a task has ended.
     """
     nbytes = {
-        ((recv.src, program.mpmd_idx), recv.tag): sum(sizes[name] for name in recv.values)
-        for recv in program.instructions
-        if isinstance(recv, Recv)
+        key: sum(sizes[name] for name in values)
+        for messages in first_uses(program)
+        for key, values in messages.items()
     }
     waits = {((wait.src, program.mpmd_idx), wait.tag): wait for wait in times.waits}
     tasks, time = iter(times.tasks), 0
@@ -107,7 +109,3 @@ def _changes(
             yield _Change(time, 0, moment.by_kind)
     for key, wait in waits.items():
         yield _Change(wait.arrived, nbytes[key])
-
-
-def _parts(by_kind: tuple[int, ...], messages: int, temporaries: int | None) -> MemoryParts:
-    return MemoryParts(**dict(zip(KINDS, by_kind, strict=True)), messages=messages, temporaries=temporaries)

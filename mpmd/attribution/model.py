@@ -24,6 +24,7 @@ from mpmd.ir.plan import Edge
 from mpmd.simulate.costs import Costs, Link
 from mpmd.simulate.sharing import run_sharing
 from mpmd.simulate.workload import Workload, run
+from mpmd.util.grouping import grouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,18 +138,11 @@ def flight_times(measured: Measured) -> dict[Edge, int]:
     A receiver that is busy may notice late that a message has come, which delays nothing. So of an edge
     without any message that was waited for, the shortest time counts.
     """
-    workload, messages = measured.workload, measured.workload.messages
-    times: dict[Edge, list[int]] = collections.defaultdict(list)
-    awaited: dict[Edge, list[int]] = collections.defaultdict(list)
-    for message, sender in enumerate(messages.senders):
-        if messages.readers[message] < 0:
-            continue
-        edge, left = workload.edge(message), max(measured.end(sender), measured.sent[message])
-        flight = max(measured.arrivals[message] - left, 0)
-        times[edge].append(flight)
-        if measured.asked[message] <= left:
-            awaited[edge].append(flight)
-    return {
-        edge: int(statistics.median(awaited[edge])) if awaited[edge] else min(times[edge])
-        for edge in sorted(times)
-    }
+    senders = enumerate(measured.workload.messages.senders)
+    left = [max(measured.end(sender), measured.sent[message]) for message, sender in senders]
+    flights = [max(arrival - time, 0) for arrival, time in zip(measured.arrivals, left, strict=True)]
+    times = {}
+    for edge, messages in sorted(grouped((measured.workload.edge(i), i) for i in range(len(left))).items()):
+        awaited = [flights[i] for i in messages if measured.asked[i] <= left[i]]
+        times[edge] = int(statistics.median(awaited)) if awaited else min(flights[i] for i in messages)
+    return times

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 
 from mpmd.attribution.measured import Measured
-from mpmd.ir.plan import Cell, TaskType, with_slice
+from mpmd.ir.plan import Cell, with_slice
 from mpmd.simulate.costs import types_of
 
 CONTENDED = 0.7
@@ -35,12 +35,11 @@ def task_text(measured: Measured, operation: int) -> str:
         return f"{task} on group {group}"
     microbatches = sorted({member.microbatch for member in task.tasks})
     which = f"microbatch{'es' if len(microbatches) > 1 else ''} {', '.join(map(str, microbatches))}"
-    types = with_slice(types_text(types_of(task)), task, measured.loops)
-    return f"{types} on group {group} for {which}"
+    return f"{types_text(measured, task)} on group {group} for {which}"
 
 
-def types_text(types: tuple[TaskType, ...]) -> str:
-    return " with ".join(map(str, types))
+def types_text(measured: Measured, task: Cell) -> str:
+    return with_slice(" with ".join(map(str, types_of(task))), task, measured.loops)
 
 
 def processor_text(measured: Measured, operation: int) -> str:

@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh, Mesh
 
 from mpmd.compiler.jaxprs.canonical import called
-from mpmd.compiler.jaxprs.equations import Atom, closed, is_remat, make_jaxpr, operands, subjaxprs
+from mpmd.compiler.jaxprs.equations import Atom, all_eqns, closed, is_remat, make_jaxpr, operands
 from mpmd.compiler.jaxprs.rules import ELEMENTWISE
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.source import line_of
@@ -301,9 +301,7 @@ def _called_function(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def _has_shard_map(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "shard_map" or any(
-        _has_shard_map(inner) for jaxpr in subjaxprs(eqn) for inner in jaxpr.eqns
-    )
+    return any(each.primitive.name == "shard_map" for each in all_eqns([eqn]))
 
 
 def _of_finite_elements(source: Source, values: Sequence[Value], result: np.ndarray) -> np.ndarray:

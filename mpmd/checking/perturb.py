@@ -10,18 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
-from mpmd.compiler.jaxprs.equations import aval_of, subjaxprs
+from mpmd.compiler.jaxprs.equations import all_eqns, aval_of
 
 
 def coarsest_rounding(jaxprs: Iterable[Jaxpr]) -> float:
     """The largest ``eps`` of the floating-point types in which jaxprs compute; 0 if all is integers."""
-    dtypes: set[Any] = set()
-    pending = list({id(jaxpr): jaxpr for jaxpr in jaxprs}.values())
-    for jaxpr in pending:  # grows
-        for eqn in jaxpr.eqns:
-            dtypes.update(aval_of(var).dtype for var in eqn.outvars if hasattr(var.aval, "dtype"))
-            pending.extend(subjaxprs(eqn))
-    return max((eps_of(dtype) for dtype in dtypes), default=0.0)
+    different = {id(jaxpr): jaxpr for jaxpr in jaxprs}.values()
+    made = (var for jaxpr in different for eqn in all_eqns(jaxpr.eqns) for var in eqn.outvars)
+    dtypes = {aval_of(var).dtype for var in made if hasattr(var.aval, "dtype")}
+    return max(map(eps_of, dtypes), default=0.0)
 
 
 def eps_of(dtype: Any) -> float:

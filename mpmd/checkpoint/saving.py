@@ -22,6 +22,7 @@ from mpmd.keys import encode, is_key, raw
 from mpmd.runtime import storage
 from mpmd.runtime.requests import CopyOut, Handle, JsonSpec, Write
 from mpmd.runtime.storage import HostShard, copied_out, region_of
+from mpmd.util.grouping import grouped
 
 Row = tuple[Any, type_handlers.ParamInfo, type_handlers.SaveArgs]
 
@@ -96,9 +97,7 @@ def local_leaves(rows: Sequence[Row]) -> list[LocalLeaf]:
 
 def copy_out(leaves: Sequence[SavedLeaf]) -> list[GroupCopy]:
     """Asks groups to copy the arrays that they save; the first of an array's groups saves the array."""
-    by_group: dict[int, list[SavedLeaf]] = collections.defaultdict(list)
-    for leaf in leaves:
-        by_group[leaf.array.mpmd_idxs[0]].append(leaf)
+    by_group = grouped((leaf.array.mpmd_idxs[0], leaf) for leaf in leaves)
     copies = []
     for mpmd_idx, mine in sorted(by_group.items()):
         runtime = mine[0].array.runtime

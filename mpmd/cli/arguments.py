@@ -1,12 +1,21 @@
-"""Helpers that commands share: adding a command, and types of arguments."""
+"""Shared by all commands: exit codes, adding a command, and types of arguments."""
 
 from __future__ import annotations
 
 import argparse
+import enum
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+
+class ExitCode(enum.IntEnum):
+    OK = 0
+    FAULT = 1
+    """The checked schedule, installation or captured task has a fault."""
+    USAGE = 2
+    """The command line is wrong, or a file cannot be read or written."""
 
 
 def add_command(

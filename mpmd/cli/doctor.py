@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mpmd.cli import machine
-from mpmd.cli.arguments import add_command
-from mpmd.cli.exit_codes import ExitCode
+from mpmd.cli.arguments import ExitCode, add_command
 from mpmd.util.private_directory import fault_of
 from mpmd.util.tables import human_bytes
 from mpmd.version import __version__

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from mpmd.cli import doctor, plan, replay, report, schedule
-from mpmd.cli.exit_codes import ExitCode
+from mpmd.cli.arguments import ExitCode
 from mpmd.util.printable import printable
 from mpmd.validation import cut
 from mpmd.version import __version__

@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mpmd.cli import choose
-from mpmd.cli.arguments import add_command, add_output, count, number
-from mpmd.cli.exit_codes import ExitCode
+from mpmd.cli.arguments import ExitCode, add_command, add_output, count, number
 from mpmd.render import chrome_trace, draw_timeline
 from mpmd.render.chart import Chart
 

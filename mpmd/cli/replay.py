@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpmd.cli.arguments import add_command
-from mpmd.cli.exit_codes import ExitCode
+from mpmd.cli.arguments import ExitCode, add_command
 from mpmd.replay.environment import prepare
-from mpmd.replay.files import read_task
+from mpmd.replay.record import read_task
 from mpmd.util.guarded_files import naming, parse_json, read_bytes
 
 EPILOG = """\

@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mpmd.cli.arguments import add_command, add_output
-from mpmd.cli.exit_codes import ExitCode
+from mpmd.cli.arguments import ExitCode, add_command, add_output
 from mpmd.profile.profile import Profile
 from mpmd.util.printable import printable
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpmd.cli.arguments import add_command, add_output, count, number
-from mpmd.cli.exit_codes import ExitCode
+from mpmd.cli.arguments import ExitCode, add_command, add_output, count, number
 from mpmd.ir.plan import TaskKind
 from mpmd.render import chrome_trace, draw_comparison, draw_timeline, schedule_grid
 from mpmd.render.chart import Chart

@@ -10,18 +10,23 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mpmd.explanation.choices import kept_choices, recomputed_choices
 from mpmd.explanation.explanation import Explanation
-from mpmd.explanation.findings import gathering_loops, groups_without_backward, values_sent_again
+from mpmd.explanation.findings import (
+    gathering_loops,
+    groups_without_backward,
+    kept_choices,
+    recomputed_choices,
+    values_sent_again,
+)
 from mpmd.explanation.leaves import InputSummary, OutputSummary
 from mpmd.explanation.provenance import TaskEquations, lines_of
 from mpmd.explanation.tasks import TaskSummary
 from mpmd.explanation.traffic import EdgeTraffic, SentValue
 from mpmd.explanation.uses import TaskUse
 from mpmd.explanation.work import Jaxprs, task_work, uneven_work
+from mpmd.ir.messages import sends_of
 from mpmd.ir.plan import (
     AnyTask,
-    Edge,
     FusedTask,
     InputLeaf,
     Name,
@@ -29,13 +34,13 @@ from mpmd.ir.plan import (
     OutsideTask,
     Plan,
     Run,
-    Send,
     Task,
     with_slice,
 )
 from mpmd.ir.routes import Routes, Topology
 from mpmd.ir.specs import fitting
 from mpmd.memory import device_bytes, sizes_on_devices
+from mpmd.util.grouping import grouped
 
 
 def explain_plan(
@@ -69,20 +74,25 @@ class _IndexedPlan:
         self._result_paths = [f"result{leaf.path}" for leaf in plan.outputs]
         self._updated = {plan.inputs[i].path: self._result_paths[j] for i, j in fed_back}
         self._updates = {result: path for path, result in self._updated.items()}
-        self._kept_as: dict[tuple[int, Name], list[str]] = collections.defaultdict(list)
-        for leaf, path in zip(plan.outputs, self._result_paths, strict=True):
-            for group in leaf.mpmd_idxs:
-                self._kept_as[group, leaf.name].append(path)
+        results = zip(plan.outputs, self._result_paths, strict=True)
+        self._kept_as = grouped(
+            ((group, leaf.name), path) for leaf, path in results for group in leaf.mpmd_idxs
+        )
         equations = {id(jaxpr): TaskEquations(jaxpr) for jaxpr in jaxprs.values()}
         self._equations = {key: equations[id(jaxpr)] for key, jaxpr in jaxprs.items()}
         self._makers: dict[Name, dict[int, tuple[Run, int]]] = collections.defaultdict(dict)
-        self._readers: dict[tuple[int, Name], list[tuple[Run, int]]] = collections.defaultdict(list)
-        for program in plan.programs:
-            for run in program.runs:
-                for position, name in enumerate(run.outputs):
-                    self._makers[name][program.mpmd_idx] = run, position
-                for position, name in enumerate(run.inputs):
-                    self._readers[program.mpmd_idx, name].append((run, position))
+        runs = [(program.mpmd_idx, run) for program in plan.programs for run in program.runs]
+        for group, run in runs:
+            for position, name in enumerate(run.outputs):
+                self._makers[name][group] = run, position
+        self._readers = grouped(
+            ((group, name), (run, position))
+            for group, run in runs
+            for position, name in enumerate(run.inputs)
+        )
+        self._runs = grouped(
+            ((group, self._task_name(run.task), self._equations[group, run.task]), run) for group, run in runs
+        )
 
     def explanation(self) -> Explanation:
         edges, tasks = tuple(self._edges()), tuple(self._tasks())
@@ -132,17 +142,17 @@ class _IndexedPlan:
 
     def _reading(self, group: int, name: Name) -> list[TaskUse]:
         """Lists the tasks on a group that read a value or its copy, without their microbatches."""
-        positions: dict[tuple[str, bool], dict[tuple[TaskEquations, int], None]] = {}
+        positions: dict[tuple[str, tuple[int, ...]], dict[tuple[TaskEquations, int], None]] = {}
         copies: list[Name] = []
-        for run, position in self._readers[group, name]:
+        for run, position in self._readers.get((group, name), ()):
             equations = self._equations[group, run.task]
-            task = self._task_name(run.task), _is_in_loop(run.task)
+            task = self._task_name(run.task), _stages_of(run.task)
             positions.setdefault(task, {})[equations, position] = None
             copies += [run.outputs[i] for i in equations.copies_of(position)]
         uses = []
-        for (task_name, in_loop), readers in positions.items():
+        for (task_name, stages), readers in positions.items():
             lines = dict.fromkeys(line for made_of, i in readers for line in made_of.lines_reading(i))
-            uses.append(TaskUse(task_name, group, in_loop, tuple(lines)))
+            uses.append(TaskUse(task_name, group, stages, tuple(lines)))
         for copy in copies:
             uses += self._reading(group, copy)
         return uses
@@ -150,7 +160,7 @@ class _IndexedPlan:
     def _making(self, name: Name, group: int) -> TaskUse:
         run, position = self._makers[name][group]
         lines = self._equations[group, run.task].lines_making(position)
-        return TaskUse(self._task_name(run.task), group, _is_in_loop(run.task), lines)
+        return TaskUse(self._task_name(run.task), group, _stages_of(run.task), lines)
 
     def _task_name(self, task: AnyTask) -> str:
         return with_slice(_without_microbatch(task), task, self._plan.loops)
@@ -170,12 +180,12 @@ class _IndexedPlan:
             if name in self._arguments:
                 arguments[self._arguments[name]] = None
             for group, (run, position) in sorted(self._makers.get(name, {}).items()):
-                if _is_in_loop(run.task):
+                if _stages_of(run.task):
                     summed[self._making(name, group)] = None
                     continue
                 inputs, sources = self._equations[group, run.task].made_of(position)
                 task = str(run.task)
-                first |= dict.fromkeys(TaskUse(task, group, False, lines_of(eqn)) for eqn in sources)
+                first |= dict.fromkeys(TaskUse(task, group, (), lines_of(eqn)) for eqn in sources)
                 names = [run.inputs[i] for i in inputs if run.inputs[i] not in seen]
                 seen.update(names)
                 stack.extend(reversed(names))
@@ -183,15 +193,10 @@ class _IndexedPlan:
 
     def _edges(self) -> Iterator[EdgeTraffic]:
         """Yields each edge with its values; the same value of all microbatches is one value."""
-        values: dict[Edge, dict[Any, list[Name]]] = {}
-        for program in self._plan.programs:
-            for instruction in program.instructions:
-                if isinstance(instruction, Send):
-                    of_edge = values.setdefault((program.mpmd_idx, instruction.dst), {})
-                    for name in instruction.values:
-                        of_edge.setdefault(self._origin(name, program.mpmd_idx), []).append(name)
-        sent = self._routes.sent_bytes()
-        for edge, alike in sorted(values.items()):
+        sends, sent = grouped(sends_of(self._plan)), self._routes.sent_bytes()
+        for edge in sorted(sends):
+            values = (name for send in sends[edge] for name in send.values)
+            alike = grouped((self._origin(name, edge[0]), name) for name in values)
             yield EdgeTraffic(*edge, tuple(self._sent(*edge, names) for names in alike.values()), sent[edge])
 
     def _origin(self, name: Name, group: int) -> Any:
@@ -209,7 +214,7 @@ class _IndexedPlan:
             nbytes=sum(self._routes.of_value((src, dst), name).nbytes for name in names),
             made_by=self._making(name, src) if src in self._makers[name] else None,
             read_by=tuple(self._reading(dst, name)),
-            kept_as=tuple(self._kept_as[dst, name]),
+            kept_as=tuple(self._kept_as.get((dst, name), ())),
             is_repeated=len(names) > 1 and self._are_equal(names[0], names[1]),
         )
 
@@ -226,12 +231,7 @@ class _IndexedPlan:
         return False
 
     def _tasks(self) -> Iterator[TaskSummary]:
-        runs: dict[tuple[int, str, TaskEquations], list[Run]] = collections.defaultdict(list)
-        for program in self._plan.programs:
-            group = program.mpmd_idx
-            for run in program.runs:
-                runs[group, self._task_name(run.task), self._equations[group, run.task]].append(run)
-        for (group, task, equations), equal in runs.items():
+        for (group, task, equations), equal in self._runs.items():
             run, executable = equal[0], self._plan.executable(equal[0].executable)
             inputs, outputs = (
                 [self._sizes[group][name] for name in some] for some in (run.inputs, run.outputs)
@@ -250,14 +250,10 @@ class _IndexedPlan:
 
 
 def _without_microbatch(task: AnyTask) -> str:
-    match task:
-        case Task(kind, stage):
-            return f"{kind}_{stage}"
-        case FusedTask(tasks):
-            return f"FusedTask({', '.join(map(_without_microbatch, tasks))})"
-        case OutsideTask():
-            return str(task)
+    if isinstance(task, FusedTask):
+        return f"FusedTask({', '.join(str(member.type) for member in task.tasks)})"
+    return str(task.type if isinstance(task, Task) else task)
 
 
-def _is_in_loop(task: AnyTask) -> bool:
-    return not isinstance(task, OutsideTask)
+def _stages_of(task: AnyTask) -> tuple[int, ...]:
+    return () if isinstance(task, OutsideTask) else tuple(member.stage for member in task.tasks)

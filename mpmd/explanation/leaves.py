@@ -69,7 +69,6 @@ class OutputSummary(PlacedLeaf):
 
     @property
     def sent_to(self) -> tuple[int, ...]:
-        """The groups that receive it."""
         makers = {use.mpmd_idx for use in self.made_by}
         return tuple(group for group in self.mpmd_idxs if makers and group not in makers)
 
@@ -86,7 +85,6 @@ class LeafSummary:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The names of the argument and of the result."""
         return tuple(part.path for part in (self.input, self.output) if part is not None)
 
     def __str__(self) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
@@ -13,6 +11,7 @@ from mpmd.compiler.jaxprs.source import SourceFrame, origin_of
 from mpmd.compiler.jaxprs.work import operations
 from mpmd.explanation.tasks import FunctionShare
 from mpmd.explanation.uses import SourceLine
+from mpmd.util.grouping import grouped
 
 
 class TaskEquations:
@@ -20,17 +19,14 @@ class TaskEquations:
         self._jaxpr = jaxpr
         self._position = {var: i for i, var in enumerate(jaxpr.invars)}
         self._maker = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-        self._readers: dict[Var, list[JaxprEqn]] = collections.defaultdict(list)
-        for eqn in jaxpr.eqns:
-            for var in dict.fromkeys(operands(eqn)):
-                self._readers[var].append(eqn)
+        self._readers = grouped((var, eqn) for eqn in jaxpr.eqns for var in dict.fromkeys(operands(eqn)))
 
     def lines_reading(self, position: int) -> tuple[SourceLine, ...]:
         """The lines that read an input; if ``treduce`` slices the input, the lines that read the slice."""
         lines: dict[SourceLine, None] = {}
         pending = [self._jaxpr.invars[position]]
         for var in pending:  # grows
-            for eqn in self._readers[var]:
+            for eqn in self._readers.get(var, ()):
                 lines.update(dict.fromkeys(lines_of(eqn)))
                 if not lines_of(eqn):
                     pending.extend(out for out in eqn.outvars if out not in pending)
@@ -40,7 +36,7 @@ class TaskEquations:
         """The outputs that are copies of an input which the compiler added, such as a gathered weight."""
         copies = {
             var
-            for eqn in self._readers[self._jaxpr.invars[position]]
+            for eqn in self._readers.get(self._jaxpr.invars[position], ())
             if eqn.primitive.name.startswith("copy") and not lines_of(eqn)
             for var in eqn.outvars
         }
@@ -91,13 +87,14 @@ class TaskEquations:
                 pending.extend(dict.fromkeys(new))
 
     def functions(self) -> tuple[FunctionShare, ...]:
-        lines: dict[Any, list[Any]] = collections.defaultdict(list)
-        operations: collections.Counter[Any] = collections.Counter()
-        for line, count in _work(self._jaxpr.eqns):
-            function = line and (line.file, line.function, line.callee)
-            lines[function].append(line)
-            operations[function] += count
-        shares = [FunctionShare(f and min(lines[f]), len(lines[f]), operations[f]) for f in lines]
+        work = grouped(
+            (line and (line.file, line.function, line.callee), (line, count))
+            for line, count in _work(self._jaxpr.eqns)
+        )
+        shares = [
+            FunctionShare(min(filter(None, lines), default=None), len(lines), sum(counts))
+            for lines, counts in (zip(*of_function, strict=True) for of_function in work.values())
+        ]
         return tuple(sorted(shares, key=lambda share: -share.operations))
 
 

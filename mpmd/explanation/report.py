@@ -141,8 +141,8 @@ class Report(ShownAsText):
         header = ["group", "peak", *(["measured"] if measured else []), *columns, "during"]
         rows = []
         for group in self.groups:
-            parts = [_bytes_text(getattr(group.memory.peak, column), "not compiled") for column in columns]
-            allocated = [_bytes_text(group.measured_peak_bytes, "unknown")] if measured else []
+            parts = [human_bytes(getattr(group.memory.peak, column), "not compiled") for column in columns]
+            allocated = [human_bytes(group.measured_peak_bytes)] if measured else []
             task = group.memory.task
             during = with_slice(str(task), task, self.loops) if task else "no task"
             rows.append([self._label(group), human_bytes(group.peak_bytes), *allocated, *parts, during])
@@ -155,10 +155,6 @@ class Report(ShownAsText):
 
 
 _OPEN = "shardings that XLA chooses when the step is compiled are not known: they count as replicated"
-
-
-def _bytes_text(count: int | None, unknown: str) -> str:
-    return unknown if count is None else human_bytes(count)
 
 
 def _sent_text(group: GroupReport) -> str:

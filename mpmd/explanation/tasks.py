@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 from pathlib import PurePath
 
 from mpmd.explanation.uses import SourceLine, groups_text
+from mpmd.util.grouping import grouped
 from mpmd.util.tables import first_few, human_bytes, numbers_text, table
 
 
@@ -78,9 +78,7 @@ def sources_of(tasks: Sequence[TaskSummary]) -> dict[str, tuple[str, ...]]:
 def task_table(tasks: Sequence[TaskSummary]) -> str:
     sizes = ("takes", "makes", "XLA")
     header = ("task", "on groups", "per step", "equations", "operations", *sizes, "functions")
-    alike: dict[tuple[str, ...], list[TaskSummary]] = collections.defaultdict(list)
-    for task in tasks:
-        alike[_task_cells(task)].append(task)
+    alike = grouped((_task_cells(task), task) for task in tasks)
     rows = [
         (
             first_few(dict.fromkeys(task.task for task in same)),
@@ -101,7 +99,7 @@ def _task_cells(task: TaskSummary) -> tuple[str, ...]:
         f"{task.operations:.1e}",
         human_bytes(task.input_bytes),
         human_bytes(task.output_bytes),
-        "unknown" if task.temporary_bytes is None else human_bytes(task.temporary_bytes),
+        human_bytes(task.temporary_bytes),
         ", ".join([*shares, "…"] if len(task.functions) > len(large) else shares),
     )
 

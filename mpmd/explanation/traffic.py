@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mpmd.explanation.uses import TaskUse
 from mpmd.ir.plan import Aval
+from mpmd.util.grouping import grouped
 from mpmd.util.tables import first_few, human_bytes, numbers_text, table
 
 
@@ -58,18 +58,19 @@ class EdgeTraffic:
 
 def edge_table(edges: Sequence[EdgeTraffic]) -> str:
     header = ("groups", "values", "bytes", "per step", "type", "sent by", "read by", "made at")
-    receivers: dict[Any, list[int]] = collections.defaultdict(list)
-    for edge in edges:
-        alike = collections.Counter(
-            (value.nbytes // value.count, _sent_cells(value)) for value in edge.values
-        )
-        for (nbytes, cells), number in alike.items():
-            receivers[edge.src, number, nbytes, cells].append(edge.dst)
+    receivers = grouped(
+        ((edge.src, number, *alike), edge.dst) for edge in edges for alike, number in _counts(edge).items()
+    )
     rows = [
         (f"{src} to {numbers_text(dsts)}", str(number), human_bytes(number * nbytes), *cells)
         for (src, number, nbytes, cells), dsts in receivers.items()
     ]
     return table(header, rows)
+
+
+def _counts(edge: EdgeTraffic) -> collections.Counter[tuple[int, tuple[str, ...]]]:
+    """Counts the values of an edge that differ neither in their bytes nor in their cells."""
+    return collections.Counter((value.nbytes // value.count, _sent_cells(value)) for value in edge.values)
 
 
 def _sent_cells(value: SentValue) -> tuple[str, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
+from mpmd.util.grouping import grouped
 from mpmd.util.tables import aligned, numbers_text
 
 
@@ -38,20 +38,18 @@ class TaskUse:
 
     Attributes:
       task: the task of any microbatch, e.g. ``fwd_0``; outside the loop e.g. ``after_0``.
-      in_loop: whether it is a task of a stage.
+      stages: the stages of the task; none outside of loops.
       lines: the user's lines whose equations read or make the value.
     """
 
     task: str
     mpmd_idx: int
-    in_loop: bool
+    stages: tuple[int, ...]
     lines: tuple[SourceLine, ...]
 
     @property
-    def stages(self) -> tuple[int, ...]:
-        """The stages of the task; none outside of loops."""
-        numbers = re.findall(r"(?:fwd|bwd|bwdA|bwdW)_(\d+)", self.task) if self.in_loop else []
-        return tuple(map(int, numbers))
+    def in_loop(self) -> bool:
+        return bool(self.stages)
 
 
 def tasks_text(uses: Iterable[TaskUse]) -> str:
@@ -59,19 +57,14 @@ def tasks_text(uses: Iterable[TaskUse]) -> str:
     groups: dict[str, dict[int, None]] = collections.defaultdict(dict)
     for use in sorted(uses, key=lambda use: not use.in_loop):
         groups[use.task][use.mpmd_idx] = None
-    tasks: dict[tuple[int, ...], list[str]] = collections.defaultdict(list)
-    for task, mpmd_idxs in groups.items():
-        tasks[tuple(mpmd_idxs)].append(task)
+    tasks = grouped((tuple(mpmd_idxs), task) for task, mpmd_idxs in groups.items())
     if len(tasks) == 1:
         return ", ".join(groups)
     return "; ".join(f"{', '.join(names)} on {numbers_text(idxs)}" for idxs, names in tasks.items())
 
 
 def use_lines(uses: Iterable[TaskUse]) -> list[str]:
-    groups: dict[tuple[str, SourceLine | None], list[int]] = collections.defaultdict(list)
-    for use in uses:
-        for line in use.lines or (None,):
-            groups[use.task, line].append(use.mpmd_idx)
+    groups = grouped(((use.task, line), use.mpmd_idx) for use in uses for line in use.lines or (None,))
     return aligned(
         [(f"    {task}", f"on {groups_text(idxs)}", str(line or "")) for (task, line), idxs in groups.items()]
     )

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 
 from jax.extend.core import Jaxpr
 
-from mpmd.attribution.balance import Balance
 from mpmd.attribution.ideal import equal_durations
 from mpmd.attribution.texts import equal_stages_text, less_text
 from mpmd.compiler.jaxprs.work import total_operations
@@ -81,10 +80,11 @@ def uneven_work(plan: Plan, work: Work) -> Iterator[str]:
         [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]
         for program in plan.programs
     ]
-    loads = loop_work(plan, work)
-    balance = Balance({group: loads[group] for group, of_group in enumerate(cells) if of_group})
-    for group in balance.loads if len(balance.loads) > 1 else ():
-        if (share := balance.share(group)) > min(2 * balance.even_share, 0.75):
+    loads = {group: load for group, load in enumerate(loop_work(plan, work)) if cells[group]}
+    total = sum(loads.values())
+    for group, load in loads.items() if total and len(loads) > 1 else ():
+        share, even_share = load / total, 1 / len(loads)
+        if share > min(2 * even_share, 0.75):
             stages = sorted({plan.on_first_slice(task.stage) for cell in cells[group] for task in cell.tasks})
             where = f"{'stage' if len(stages) == 1 else 'stages'} {numbers_text(stages)}"
             saving = ""
@@ -93,7 +93,7 @@ def uneven_work(plan: Plan, work: Work) -> Iterator[str]:
                 saving = f": {equal_stages_text(less)}, by a simulation of the operations"
             yield (
                 f"group {group} ({where}) has {share:.0%} of the operations of the loop, of which "
-                f"{balance.even_share:.0%} would be even; the other groups wait for it{saving}. {_REMEDY}"
+                f"{even_share:.0%} would be even; the other groups wait for it{saving}. {_REMEDY}"
             )
 
 

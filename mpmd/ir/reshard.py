@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mpmd.ir.plan import Aval, Spec
 from mpmd.ir.specs import axes_of, dimensions_of, indivisible
+from mpmd.util.grouping import grouped
 
 Interval = tuple[int, int]
 """The first index, and the index after the last."""
@@ -143,10 +144,7 @@ class _Piece(NamedTuple):
 
 
 def _processes_by_box(boxes: Iterable[Iterable[Box]]) -> dict[Box, tuple[int, ...]]:
-    processes: dict[Box, list[int]] = {}
-    for process, held in enumerate(boxes):
-        for box in held:
-            processes.setdefault(box, []).append(process)
+    processes = grouped((box, process) for process, held in enumerate(boxes) for box in held)
     return {box: tuple(holders) for box, holders in processes.items()}
 
 
@@ -198,9 +196,7 @@ def merged(boxes: Iterable[Box]) -> list[Box]:
 
 
 def _merged_along(boxes: Iterable[Box], dimension: int) -> list[Box]:
-    rows: dict[tuple[Box, Box], list[Interval]] = collections.defaultdict(list)
-    for box in boxes:
-        rows[box[:dimension], box[dimension + 1 :]].append(box[dimension])
+    rows = grouped(((box[:dimension], box[dimension + 1 :]), box[dimension]) for box in boxes)
     result = []
     for (before, after), intervals in rows.items():
         disjoint: list[Interval] = []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from mpmd.ir.plan import Aval, Edge, Name, Plan, Recv, Send, Spec
+from mpmd.ir.messages import sends_of
+from mpmd.ir.plan import Aval, Edge, Name, Plan, Recv, Spec
 from mpmd.ir.reshard import Box, GroupShape, Transfer, landing_spec, transfers, volume
 from mpmd.ir.specs import fitting
+from mpmd.util.grouping import grouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +73,12 @@ class Route:
         return self._slices(lambda transfer: transfer.src if transfer.dst == process else None)
 
     def _slices(self, peer_of) -> dict[int, tuple[Slice, ...]]:
-        slices: dict[int, list[Slice]] = collections.defaultdict(list)
-        for value, passage in enumerate(self.passages):
-            for transfer in passage.transfers:
-                if (peer := peer_of(transfer)) is not None:
-                    slices[peer].append(Slice(value, transfer.box))
+        slices = grouped(
+            (peer, Slice(value, transfer.box))
+            for value, passage in enumerate(self.passages)
+            for transfer in passage.transfers
+            if (peer := peer_of(transfer)) is not None
+        )
         return {peer: tuple(of_peer) for peer, of_peer in sorted(slices.items())}
 
 
@@ -96,23 +99,17 @@ class Routes:
         """The routes of the messages that a group sends or receives, by source, destination and tag."""
         return {
             (*edge, send.tag): Route(tuple(self.of_value(edge, name) for name in send.values))
-            for edge, send in self._sends()
+            for edge, send in sends_of(self._plan)
             if mpmd_idx in edge
         }
 
     def sent_bytes(self) -> dict[Edge, dict[tuple[int, int], int]]:
         """The bytes of one step, by edge, and by the processes of the sender and the receiver."""
         sent: dict[Edge, collections.Counter[tuple[int, int]]] = collections.defaultdict(collections.Counter)
-        for edge, send in self._sends():
+        for edge, send in sends_of(self._plan):
             for name in send.values:
                 sent[edge].update(self.of_value(edge, name).bytes_by_processes)
         return {edge: dict(sorted(of_edge.items())) for edge, of_edge in sent.items()}
-
-    def _sends(self) -> Iterator[tuple[Edge, Send]]:
-        for program in self._plan.programs:
-            for send in program.instructions:
-                if isinstance(send, Send):
-                    yield (program.mpmd_idx, send.dst), send
 
 
 def bytes_per_step(plan: Plan, topology: Topology) -> int:

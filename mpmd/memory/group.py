@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 from collections.abc import Collection, Mapping
 
 from mpmd.ir.plan import AnyTask, Edge, GroupProgram, MessageKey, Name, Plan
-from mpmd.memory.kinds import KINDS, kinds_of
-from mpmd.memory.messages import EarliestArrival, Holding, Stay, kept_bytes, largest_sent, stays
+from mpmd.memory.messages import EarliestArrival, Holding, kept_bytes, largest_sent, stays
 from mpmd.memory.sizes import sizes_on_devices
 from mpmd.memory.values import held_moments
+from mpmd.util.grouping import grouped
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryParts:
     """The bytes that each device of a group holds at one moment.
+
+    Values count by their purpose, in the order of ``KINDS``; messages and temporaries come last.
 
     Attributes:
       parameters: the arguments that the step returns updated: weights and optimizer state.
@@ -101,10 +102,11 @@ class _Group:
         memories = {e.name: e.memory for e in plan.executables_of(program.mpmd_idx)}
         self._compiled = None not in memories.values()
         self._temporaries = {name: memory.temporaries if memory else 0 for name, memory in memories.items()}
-        of_edge: dict[Edge, list[Stay]] = collections.defaultdict(list)
-        for stay in self._stays:
-            if self._holding(stay.key[0]) in (Holding.KEPT, Holding.SLOTS):
-                of_edge[stay.key[0]].append(stay)
+        of_edge = grouped(
+            (stay.key[0], stay)
+            for stay in self._stays
+            if self._holding(stay.key[0]) in (Holding.KEPT, Holding.SLOTS)
+        )
         end = len(program.instructions)
         self.kept = {edge: kept_bytes(stays_of_edge, end) for edge, stays_of_edge in of_edge.items()}
 
@@ -113,19 +115,19 @@ class _Group:
 
     def memory(self, kept: Mapping[Edge, int], updated: Collection[Name]) -> GroupMemory:
         """The need of the devices, given the bytes that transports keep for the messages of each edge."""
-        kinds, in_flight = kinds_of(self._plan, self._program, updated), self._in_flight()
+        in_flight = self._in_flight()
         moments = [
             (
                 moment,
                 in_flight[max(moment.position, 0)],
                 self._temporaries[moment.run.executable] if moment.run else 0,
             )
-            for moment in held_moments(self._plan, self._program, self._sizes, kinds)
+            for moment in held_moments(self._plan, self._program, self._sizes, updated)
             if not moment.is_after_free
         ]
         worst, messages, temporaries = max(moments, key=lambda row: sum(row[0].by_kind) + row[1] + row[2])
-        parts = MemoryParts(
-            **dict(zip(KINDS, worst.by_kind, strict=True)),
+        parts = dataclasses.replace(
+            MemoryParts(*worst.by_kind),
             messages=messages + self._held_for_sending(kept),
             temporaries=temporaries if self._compiled else None,
         )
@@ -133,7 +135,6 @@ class _Group:
         return GroupMemory(live, parts, worst.run.task if worst.run else None)
 
     def _held_for_sending(self, kept: Mapping[Edge, int]) -> int:
-        """The bytes of the group's sent messages that transports hold in the group's own memory."""
         return sum(
             kept[edge] if self._holding(edge) == Holding.SLOTS else nbytes
             for edge, nbytes in largest_sent(self._program, self._sizes).items()

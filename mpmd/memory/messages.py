@@ -8,7 +8,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from mpmd.ir.plan import Edge, Free, GroupProgram, MessageKey, Name, Plan, Recv, Run, Send
+from mpmd.ir.messages import first_uses
+from mpmd.ir.plan import Edge, Free, GroupProgram, MessageKey, Name, Plan, Run, Send
+from mpmd.util.grouping import grouped
 
 
 class Holding(enum.StrEnum):
@@ -70,13 +72,8 @@ def stays(
 ) -> list[Stay]:
     """The messages that a group receives. A message without a reader counts as used at the program's end."""
     end = len(program.instructions)
-    used: dict[Name, int] = {}
     dropped: dict[Name, int] = {}
     for position, instruction in enumerate(program.instructions):
-        if isinstance(instruction, Recv):
-            continue
-        for name in instruction.inputs if isinstance(instruction, Run) else instruction.values:
-            used.setdefault(name, position)
         if isinstance(instruction, Run):
             donated = plan.executable(instruction.executable).donated
             dropped.update((instruction.inputs[i], position) for i in donated)
@@ -84,13 +81,14 @@ def stays(
             dropped.update(dict.fromkeys(instruction.values, position))
     return [
         Stay(
-            key=(key := ((recv.src, program.mpmd_idx), recv.tag)),
+            key=key,
             arrival=arrivals[key],
-            used=min(used.get(name, end) for name in recv.values),
-            dropped=max(dropped.get(name, end) for name in recv.values),
-            nbytes=sum(sizes[name] for name in recv.values),
+            used=position,
+            dropped=max(dropped.get(name, end) for name in values),
+            nbytes=sum(sizes[name] for name in values),
         )
-        for recv in (i for i in program.instructions if isinstance(i, Recv))
+        for position, messages in enumerate(first_uses(program))
+        for key, values in messages.items()
     ]
 
 
@@ -106,9 +104,9 @@ def most_at_once(spans: Iterable[tuple[range, int]]) -> int:
 
 def kept_bytes(of_edge: Iterable[Stay], end: int) -> int:
     """The bytes kept for the messages of an edge: for each size, the most buffers in memory at once."""
-    of_size: dict[int, list[tuple[range, int]]] = collections.defaultdict(list)
-    for stay in of_edge:
-        of_size[stay.nbytes] += [(span, stay.nbytes) for span in stay.spans(stay.dropped + 1, end)]
+    of_size = grouped(
+        (stay.nbytes, (span, stay.nbytes)) for stay in of_edge for span in stay.spans(stay.dropped + 1, end)
+    )
     return sum(map(most_at_once, of_size.values()))
 
 

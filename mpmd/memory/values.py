@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from mpmd.ir.messages import Messages, first_uses
 from mpmd.ir.plan import Free, GroupProgram, MessageKey, Name, Plan, Recv, Run
-from mpmd.memory.kinds import KINDS, Kind
+from mpmd.memory.kinds import KINDS, kinds_of
 
 
 class HeldMoment(NamedTuple):
@@ -30,64 +31,43 @@ class HeldMoment(NamedTuple):
 
 
 def held_moments(
-    plan: Plan, program: GroupProgram, sizes: Mapping[Name, int], kinds: Mapping[Name, Kind]
+    plan: Plan, program: GroupProgram, sizes: Mapping[Name, int], updated: Collection[Name]
 ) -> Iterator[HeldMoment]:
     """The moments at which a group's values change, from before its first instruction to the program's end.
 
     Args:
       sizes: the bytes of each value on each device of the group.
-      kinds: the purpose of each value of the group.
+      updated: the arguments that the step returns updated.
     """
-    held = _GroupValues(program.mpmd_idx, sizes, kinds)
-    held.add(tuple(plan.resident(program.mpmd_idx)))
-    yield HeldMoment(-1, None, (), held.by_kind)
-    for position, instruction in enumerate(program.instructions):
+    numbers = {name: KINDS.index(kind) for name, kind in kinds_of(plan, program, updated).items()}
+    held = [0] * len(KINDS)
+
+    def add(names: Iterable[Name], sign: int = 1) -> None:
+        for name in names:
+            held[numbers[name]] += sign * sizes[name]
+
+    def take(messages: Messages) -> tuple[MessageKey, ...]:
+        for values in messages.values():
+            add(values)
+        return tuple(messages)
+
+    add(plan.resident(program.mpmd_idx))
+    yield HeldMoment(-1, None, (), tuple(held))
+    *uses, at_end = first_uses(program)
+    for position, (instruction, used) in enumerate(zip(program.instructions, uses, strict=True)):
+        taken = take(used)
         match instruction:
             case Run(_, executable, inputs, outputs):
-                taken = held.take(inputs)
-                held.drop([inputs[i] for i in plan.executable(executable).donated])
-                held.add(outputs)
-                yield HeldMoment(position, instruction, taken, held.by_kind)
-            case Recv(values):
-                held.arriving |= dict.fromkeys(values, instruction)
-                yield HeldMoment(position, None, (), held.by_kind)
+                add((inputs[i] for i in plan.executable(executable).donated), -1)
+                add(outputs)
+                yield HeldMoment(position, instruction, taken, tuple(held))
+            case Recv():
+                yield HeldMoment(position, None, (), tuple(held))
             case _:
-                if taken := held.take(instruction.values):
-                    yield HeldMoment(position, None, taken, held.by_kind)
+                if taken:
+                    yield HeldMoment(position, None, taken, tuple(held))
                 if isinstance(instruction, Free):
-                    held.drop(instruction.values)
-                    yield HeldMoment(position, None, (), held.by_kind, is_after_free=True)
-    taken = held.take(tuple(held.arriving))
-    yield HeldMoment(len(program.instructions), None, taken, held.by_kind)
-
-
-class _GroupValues:
-    def __init__(self, mpmd_idx: int, sizes: Mapping[Name, int], kinds: Mapping[Name, Kind]):
-        self._mpmd_idx = mpmd_idx
-        self._sizes = sizes
-        self._numbers = {name: KINDS.index(kind) for name, kind in kinds.items()}
-        self._bytes = [0] * len(KINDS)
-        self.arriving: dict[Name, Recv] = {}
-
-    @property
-    def by_kind(self) -> tuple[int, ...]:
-        return tuple(self._bytes)
-
-    def add(self, names: Sequence[Name]) -> None:
-        for name in names:
-            self._bytes[self._numbers[name]] += self._sizes[name]
-
-    def drop(self, names: Sequence[Name]) -> None:
-        for name in names:
-            self._bytes[self._numbers[name]] -= self._sizes[name]
-
-    def take(self, names: Sequence[Name]) -> tuple[MessageKey, ...]:
-        """Begins to use the messages that bring these values; returns the edge and tag of each message."""
-        taken = []
-        for name in names:
-            if (recv := self.arriving.get(name)) is not None:
-                for value in recv.values:
-                    del self.arriving[value]
-                self.add(recv.values)
-                taken.append(((recv.src, self._mpmd_idx), recv.tag))
-        return tuple(taken)
+                    add(instruction.values, -1)
+                    yield HeldMoment(position, None, (), tuple(held), is_after_free=True)
+    taken = take(at_end)
+    yield HeldMoment(len(program.instructions), None, taken, tuple(held))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -22,12 +23,21 @@ from mpmd.ir.events import Event
 from mpmd.ir.plan import Plan
 from mpmd.ir.process_times import RecordedStep
 from mpmd.ir.routes import Topology
+from mpmd.ir.tasks import AnyTask, OutsideTask, Task, parse_task
 from mpmd.profile.faults import fault_of
-from mpmd.profile.saving import read_profile, write_profile
 from mpmd.profile.text import profile_text
 from mpmd.render.page import Subject, page
+from mpmd.util.guarded_files import parse_json, read_bytes
+from mpmd.util.json_data import JsonFormat
 from mpmd.util.notebook import ShownAsText
-from mpmd.validation import path_fault, raise_faults, str_fault, type_fault
+from mpmd.validation import path_fault, raise_faults, shown, str_fault, type_fault
+
+FORMAT = "mpmd profile"
+
+VERSION = 2
+"""The version of the format, which changes when files of before cannot be read any more."""
+
+_JSON = JsonFormat({AnyTask: parse_task, Task | OutsideTask: parse_task})
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -68,7 +78,20 @@ class Profile(ShownAsText):
         Raises ``OSError`` when the file cannot be written.
         """
         raise_faults(path_fault("path", path))
-        write_profile(self, path)
+        target = pathlib.Path(path)
+        if target.is_dir():
+            raise IsADirectoryError(
+                f"{target} is a directory; name a file in it, such as {target / 'step.json'}"
+            )
+        if not target.parent.is_dir():
+            raise FileNotFoundError(f"{target} cannot be written: there is no directory {target.parent}")
+        content = {"format": FORMAT, "version": VERSION, "profile": _JSON.dump(Profile, self)}
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        try:  # readers find a whole file or none
+            partial.write_text(json.dumps(content, separators=(",", ":")))
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
@@ -78,7 +101,23 @@ class Profile(ShownAsText):
           another version; ``TypeError`` when ``path`` is no path.
         """
         raise_faults(path_fault("path", path))
-        profile = read_profile(Profile, path)
+        if pathlib.Path(path).is_dir():
+            raise IsADirectoryError(f"{path} is a directory, and no profile, which is a file")
+        try:
+            content = parse_json(read_bytes(path))
+        except ValueError as error:
+            raise ValueError(f"{path} is not a profile: it is not JSON ({error})") from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"{path} is not a profile, which step.profile(...).save(path) writes")
+        if content.get("version") != VERSION:
+            raise ValueError(
+                f"{path} is a profile of version {shown(content.get('version'))}, and this release reads "
+                f"version {VERSION}; read it with the release that wrote it, or profile again"
+            )
+        try:
+            profile: Profile = _JSON.load(Profile, content.get("profile"))
+        except ValueError as error:
+            raise ValueError(f"{path} is a damaged profile: {error}") from None
         if fault := fault_of(profile.plan, profile.topology, profile.recorded):
             raise ValueError(f"{path} is a damaged profile: {fault}")
         return profile

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from mpmd.ir.events import Event, Wait, checked_events
 from mpmd.ir.plan import AnyTask, Cell, Task, TaskKind
 from mpmd.ir.slices import SliceNumbers
+from mpmd.schedules.text import slice_numbers
 from mpmd.simulate import Costs, Simulation
 from mpmd.util.tables import human_bytes
 
@@ -140,9 +141,7 @@ class Chart:
 
     @property
     def numbers(self) -> SliceNumbers:
-        return SliceNumbers.of(
-            max((task.stage for task in self.tasks), default=self.slices - 1) + 1, self.slices
-        )
+        return slice_numbers([self.tasks], self.slices)
 
     @property
     def size(self) -> str:

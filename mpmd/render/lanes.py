@@ -25,6 +25,7 @@ from mpmd.render.style import (
     colour_of,
     oklch,
 )
+from mpmd.util.grouping import grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,17 +113,14 @@ def _add_path(axes: Axes, spans: Sequence[Points], **style: Any) -> None:
 
 
 def _styles(chart: Chart, scale: Scale) -> list[tuple[dict[str, Any], list[Box]]]:
-    alike: dict[tuple[int, int, TaskKind], list[Box]] = {}
-    for box in chart.boxes:
-        if box.task:
-            alike.setdefault((box.lane, box.task.stage, box.task.kind), []).append(box)
+    alike = grouped(((box.lane, *box.task.type), box) for box in chart.boxes if box.task)
     edges = {"edgecolor": "white", "linewidth": scale.edge_width}
     colours = stage_colours(chart)
     styles: list[tuple[dict[str, Any], list[Box]]] = [
         (WAITING, [box for box in chart.boxes if box.waits]),
         ({"facecolor": OTHER, **edges}, [box for box in chart.boxes if not box.task and not box.waits]),
     ]
-    for (lane, stage, kind), boxes in alike.items():
+    for (lane, kind, stage), boxes in alike.items():
         hatch = {"hatch": "////"} if kind == "bwdW" and scale.hatched else {}
         styles.append(({"facecolor": colours[lane, stage][kind], **edges, **hatch}, boxes))
     return [(style, boxes) for style, boxes in styles if boxes]

@@ -1,7 +1,7 @@
 """One task of a step again, from the directory that it was captured to: ``mpmd.replay.load(directory)``.
 
-It needs JAX and numpy alone. ``record.py`` has the format of the directory, which ``mpmd.capture`` writes;
-``files.py`` reads the files, ``exported.py`` runs the task, ``report.py`` compares and prints, and
+It needs JAX and numpy alone. ``record.py`` has the format of the directory, which ``mpmd.capture`` writes,
+and reads it; ``exported.py`` runs the task, ``report.py`` compares and prints, and
 ``environment.py`` sets the variables that JAX reads when it is imported. For these the command line must be
 able to import this package without JAX, so its names are imported when they are first used.
 """

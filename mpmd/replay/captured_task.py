@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpmd.replay.exported import run_exported
-from mpmd.replay.files import read_task
-from mpmd.replay.record import INPUTS, RESULTS, TaskRecord
+from mpmd.replay.record import INPUTS, RESULTS, TaskRecord, read_task
 from mpmd.replay.values import as_bytes, last_digits, read_values
 from mpmd.util.printable import printable
 from mpmd.util.tables import first_few

@@ -22,8 +22,7 @@ from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mpmd.compat import stable_custom_calls
-from mpmd.replay.files import MOST_BYTES
-from mpmd.replay.record import MODULE, TaskRecord, ValueRecord
+from mpmd.replay.record import MODULE, MOST_BYTES, TaskRecord, ValueRecord
 from mpmd.replay.values import dtype_of
 from mpmd.util.guarded_files import naming, read_bytes
 from mpmd.util.tables import first_few

@@ -7,8 +7,8 @@
 | ``task.mlir`` | the portable artifact of StableHLO that ``jax.export`` makes of the whole task |
 
 numpy knows no dtypes of ``ml_dtypes``, such as bfloat16: such arrays are raw bytes in the ``.npz`` files, and
-``task.json`` has their dtypes. Typed keys are the integers inside. ``mpmd.capture`` writes the files and
-``files.py`` reads them.
+``task.json`` has their dtypes. Typed keys are the integers inside. ``mpmd.capture`` writes the files, and
+``read_task`` reads the record without JAX: a directory may be damaged, or of somebody who means harm.
 """
 
 from __future__ import annotations
@@ -17,13 +17,25 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
+from mpmd.util.guarded_files import naming, parse_json, read_bytes
 from mpmd.util.json_data import JsonFormat
+from mpmd.validation import shown
 
 FORMAT = 3
 """The version of the format; a reader refuses every other version."""
 
 TASK, INPUTS, RESULTS, MODULE = "task.json", "inputs.npz", "results.npz", "task.mlir"
+
+MOST_BYTES = 2**26
+"""The most bytes of a record, and of a module. A task of 3,000 equations has less than 2^20."""
+
+MOST_DEVICES = 2**10
+"""The most devices of a group; a record with more devices is damaged, and JAX would not start."""
+
+MOST_THREADS = 2**10
+"""The most threads of a group's process, for which JAX makes as many."""
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
 """The sharding of an array: an entry for each leading dimension."""
@@ -181,3 +193,31 @@ JSON = JsonFormat({})
 
 def dump_task(record: TaskRecord) -> str:
     return json.dumps(JSON.dump(TaskRecord, record), separators=(",", ":"))
+
+
+def read_task(directory: Path) -> TaskRecord:
+    """The record of a directory.
+
+    Raises: ``ValueError`` when it is of another format, or damaged; ``OSError`` when it cannot be read.
+    """
+    path = directory / TASK
+    if directory.is_dir() and not path.exists():
+        raise ValueError(f"{directory} has no {TASK}: it is no directory of a captured task")
+    with naming(path):
+        data = parse_json(read_bytes(path, MOST_BYTES))
+    if isinstance(data, dict) and data.get("format") != FORMAT:
+        versions = data.get("versions")
+        writer = versions.get("mpmd") if isinstance(versions, dict) else None
+        of_writer = f", which mpmd {shown(writer)} wrote," if writer else ""
+        raise ValueError(
+            f"{path} has the format {shown(data.get('format'))}{of_writer} and this version of mpmd reads "
+            f"format {FORMAT}: replay it with the version that wrote it, or capture the task again"
+        )
+    with naming(path):
+        record: TaskRecord = JSON.load(TaskRecord, data)
+        if min((size for _, size in record.submesh), default=1) < 1 or record.num_devices > MOST_DEVICES:
+            raise ValueError(f"submesh: no group has the devices {shown(record.submesh)}")
+        threads = record.environment.get("NPROC", "")
+        if threads.isdecimal() and int(threads) > MOST_THREADS:
+            raise ValueError(f"environment: no process has NPROC={shown(threads)} threads")
+    return record

@@ -10,7 +10,6 @@ ignored, since kernels that XLA runs as one graph lack them.
 from __future__ import annotations
 
 import bisect
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -19,6 +18,7 @@ import jax
 
 from mpmd.ir.process_times import ProcessTimes, RecordedStep, TaskTime
 from mpmd.runtime.device_trace import TraceFiles, trace_of
+from mpmd.util.grouping import grouped
 from mpmd.util.warn import warn_user
 
 _RUNS = "XLA Modules"
@@ -84,10 +84,7 @@ def with_device_times(
 
     Warns: ``RuntimeWarning`` for a trace that cannot be read.
     """
-    of_process: dict[tuple[int, int], list[ProcessTimes]] = collections.defaultdict(list)
-    for step in steps:
-        for times in step.processes:
-            of_process[times.mpmd_idx, times.rank].append(times)
+    of_process = grouped(((times.mpmd_idx, times.rank), times) for step in steps for times in step.processes)
     num_groups = len({mpmd_idx for mpmd_idx, _ in of_process})
     replaced: dict[int, ProcessTimes] = {}
     for (mpmd_idx, rank), recorded in of_process.items():

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 
 from mpmd.errors import NonFiniteError, TaskError
+from mpmd.ir.messages import Messages, first_uses
 from mpmd.ir.plan import (
     AnyTask,
     Free,
@@ -18,7 +19,6 @@ from mpmd.ir.plan import (
     Name,
     OutsideTask,
     Plan,
-    Recv,
     Run,
     Send,
     Task,
@@ -237,46 +237,39 @@ class Operations:
     def __post_init__(self) -> None:
         self._program = self.plan.programs[self.mpmd_idx]
         self._texts = passed_on(self.plan, self._program)
-        self._posted: dict[Name, Recv] = {}  # the messages that are not received yet, by their values
         self._unchecked: list[CheckValues] = []
         self._dead: list[Name] = []
 
     def __iter__(self) -> Iterator[Operation]:
-        for instruction in self._program.instructions:
-            yield from self._convert(instruction)
-        yield from self._at_end()
+        *uses, at_end = first_uses(self._program)
+        for instruction, messages in zip(self._program.instructions, uses, strict=True):
+            yield from self._convert(instruction, messages)
+        yield from self._checks()
+        yield from self._free()
+        yield from self._receive(at_end)  # they are results of the step
 
-    def _convert(self, instruction: Instruction) -> Iterator[Operation]:
-        """The operations of an instruction; a receive and a free give theirs later."""
+    def _convert(self, instruction: Instruction, messages: Messages) -> Iterator[Operation]:
+        """The operations of the first use of ``messages``; a free gives its own operation later."""
         if not isinstance(instruction, HostCall):
             yield from self._checks()
+        if isinstance(instruction, Run):
+            yield from self._free()
+        yield from self._receive(messages)
         match instruction:
-            case Recv(values):
-                self._posted.update(dict.fromkeys(values, instruction))
             case Run():
-                yield from self._free()
                 yield from self._run(instruction)
             case Send(values, dst, tag):
-                yield from self._receive(values)
                 slots = self._slots_of(values)
                 yield SendMessage(self.transport, slots, src=self.mpmd_idx, dst=dst, tag=tag)
             case HostCall(values, callback, task):
-                yield from self._receive(values)
                 yield TellDriver(self._slots_of(values), callback, task)
             case Free(values):
-                yield from self._receive(values)
                 self._dead.extend(values)
-
-    def _at_end(self) -> Iterator[Operation]:
-        yield from self._checks()
-        yield from self._free()
-        yield from self._receive(tuple(self._posted))  # they are results of the step
 
     def _slots_of(self, names: Sequence[Name]) -> tuple[int, ...]:
         return tuple(self.slots.setdefault(name, len(self.slots)) for name in names)
 
     def _run(self, run: Run) -> Iterator[Operation]:
-        yield from self._receive(run.inputs)
         donated = self.plan.executable(run.executable).donated
         text = self.plan.task_text(run.task)
         yield RunTask(
@@ -304,17 +297,15 @@ class Operations:
             yield FreeValues(self._slots_of(self._dead))
             self._dead.clear()
 
-    def _receive(self, names: Sequence[Name]) -> Iterator[Operation]:
-        for recv in dict.fromkeys(self._posted[name] for name in names if name in self._posted):
+    def _receive(self, messages: Messages) -> Iterator[Operation]:
+        for ((src, dst), tag), values in messages.items():
             yield from self._free()
             yield ReceiveMessage(
                 transport=self.transport,
-                values=self._slots_of(recv.values),
-                shardings=tuple(self.shardings[name] for name in recv.values),
-                src=recv.src,
-                dst=self.mpmd_idx,
-                tag=recv.tag,
+                values=self._slots_of(values),
+                shardings=tuple(self.shardings[name] for name in values),
+                src=src,
+                dst=dst,
+                tag=tag,
                 on_devices=not self.synchronous,
             )
-            for name in recv.values:
-                del self._posted[name]

@@ -7,13 +7,12 @@ wrong bits; nothing has to be computed again to see it.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from mpmd.ir.reshard import Box
 from mpmd.runtime.digests import ProcessDigests
+from mpmd.util.grouping import grouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +47,12 @@ def unequal_replicas(processes: Iterable[ProcessDigests]) -> tuple[UnequalReplic
     group have computed on different processors, with other threads, flags or versions, may rightly differ:
     then that is not conclusive.
     """
-    copies: dict[tuple[int, str, Box], list[_Replica]] = collections.defaultdict(list)
-    for process in processes:
-        for handle, value in process.values.items():
-            for device, box, digest in value.shards:
-                copies[handle, value.type, box].append(_Replica(process, device, digest, value.is_received))
+    copies = grouped(
+        ((handle, value.type, box), _Replica(process, device, digest, value.is_received))
+        for process in processes
+        for handle, value in process.values.items()
+        for device, box, digest in value.shards
+    )
     return tuple(
         _unequal(type, comparable)
         for (_, type, _), of_shard in copies.items()
@@ -64,17 +64,16 @@ def unequal_replicas(processes: Iterable[ProcessDigests]) -> tuple[UnequalReplic
 def _comparable(copies: Sequence[_Replica]) -> list[list[_Replica]]:
     """Groups copies that must be equal: all copies together or, if several groups computed the value, the
     copies of each group."""
-    by_group: dict[int, list[_Replica]] = collections.defaultdict(list)
-    for copy in copies:
-        by_group[copy.process.mpmd_idx].append(copy)
+    by_group = grouped((copy.process.mpmd_idx, copy) for copy in copies)
     computed = {copy.process.mpmd_idx for copy in copies if not copy.is_received}
     return [list(copies)] if len(computed) <= 1 else list(by_group.values())
 
 
 def _unequal(type: str, copies: Sequence[_Replica]) -> UnequalReplicas:
-    devices: dict[int, list[str]] = collections.defaultdict(list)
-    for process, device, digest, _ in copies:
-        devices[digest].append(f"{device} of group {process.mpmd_idx} ({process.place})")
+    devices = grouped(
+        (digest, f"{device} of group {process.mpmd_idx} ({process.place})")
+        for process, device, digest, _ in copies
+    )
     return UnequalReplicas(
         tuple(sorted({copy.process.mpmd_idx for copy in copies})),
         type,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from mpmd.ir.plan import Cell
 from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules.text import short_text
+from mpmd.util.grouping import grouped
 
 CellPosition = tuple[int, int]
 """The group of a cell, and the index of the cell in the group's list."""
@@ -38,7 +38,7 @@ class ScheduleError(ValueError):
         summary: str,
         faults: Sequence[Fault],
         tasks: Sequence[Sequence[Any]],
-        numbers: SliceNumbers | None = None,
+        numbers: SliceNumbers,
     ):
         super().__init__(summary, faults, tasks, numbers)
         self.faults = tuple(faults)
@@ -52,9 +52,7 @@ class ScheduleError(ValueError):
         return self._message
 
 
-def marked_grid(
-    tasks: Sequence[Sequence[Any]], faults: Sequence[Fault], numbers: SliceNumbers | None = None
-) -> str:
+def marked_grid(tasks: Sequence[Sequence[Any]], faults: Sequence[Fault], numbers: SliceNumbers) -> str:
     """The lists by position, one row per group, with the number of each fault after its cells::
 
         0  F0     B0[1]  B0[1]  (9)
@@ -63,11 +61,9 @@ def marked_grid(
     Lists of over 12 cells are drawn near their marks, and ``(9)`` stands for nine cells that are left out.
     With over 12 groups, only groups with marks are drawn. The grid is empty if no fault has cells.
     """
-    marks: dict[CellPosition, list[int]] = collections.defaultdict(list)
-    for number, fault in enumerate(faults, start=1):
-        for cell in fault.cells:
-            if number not in marks[cell]:
-                marks[cell].append(number)
+    marks = grouped(
+        (cell, number) for number, fault in enumerate(faults, start=1) for cell in dict.fromkeys(fault.cells)
+    )
     marked = sorted({mpmd_idx for mpmd_idx, _ in marks})
     if not marked:
         return ""
@@ -87,10 +83,10 @@ def marked_grid(
     return "\n".join(lines)
 
 
-def stages_need_names(tasks: Sequence[Sequence[Any]], numbers: SliceNumbers | None) -> bool:
+def stages_need_names(tasks: Sequence[Sequence[Any]], numbers: SliceNumbers) -> bool:
     """Whether some group runs a stage of another number than its own."""
     return any(
-        (numbers.stage_of(task.stage) if numbers else task.stage) != mpmd_idx
+        numbers.stage_of(task.stage) != mpmd_idx
         for mpmd_idx, cells in enumerate(tasks)
         for cell in cells
         if isinstance(cell, Cell)
@@ -125,5 +121,5 @@ def _near(length: int, marked: Sequence[int]) -> Sequence[int]:
     return (sorted(near) or range(length))[:_CELLS]
 
 
-def _text(cell: Any, with_stage: bool, numbers: SliceNumbers | None) -> str:
+def _text(cell: Any, with_stage: bool, numbers: SliceNumbers) -> str:
     return (isinstance(cell, Cell) and short_text(cell, with_stage, numbers)) or repr(cell)[:16]

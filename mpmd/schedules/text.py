@@ -72,15 +72,14 @@ def slice_numbers(tasks: TaskLists, slices: int) -> SliceNumbers:
     return SliceNumbers.of(max(numbers, default=slices - 1) + 1, slices)
 
 
-def short_text(cell: Cell, with_stage: bool, numbers: SliceNumbers | None = None) -> str:
+def short_text(cell: Cell, with_stage: bool, numbers: SliceNumbers) -> str:
     """The cell in few characters: ``F0+B0``, with stages ``2F0+2B0``, with slices ``2F0s3``."""
     return "+".join(_short_task(task, with_stage, numbers) for task in cell.tasks)
 
 
-def _short_task(task: Task, with_stage: bool, numbers: SliceNumbers | None) -> str:
-    stage = numbers.stage_of(task.stage) if numbers else task.stage
-    suffix = numbers.suffix(task) if numbers else ""
-    return f"{stage if with_stage else ''}{LETTERS[task.kind]}{task.microbatch}{suffix}"
+def _short_task(task: Task, with_stage: bool, numbers: SliceNumbers) -> str:
+    stage = numbers.stage_of(task.stage) if with_stage else ""
+    return f"{stage}{LETTERS[task.kind]}{task.microbatch}{numbers.suffix(task)}"
 
 
 def _action(cell: Cell, numbers: SliceNumbers) -> str:

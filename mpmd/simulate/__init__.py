@@ -21,8 +21,9 @@ from mpmd.simulate.plan import MessageBytes, plan_workload
 from mpmd.simulate.result import Gap, Simulation
 from mpmd.simulate.schedule import schedule_workload
 from mpmd.simulate.sharing import run_sharing
-from mpmd.simulate.workload import run
+from mpmd.simulate.workload import DeadlockError, run
 from mpmd.validation import int_fault, raise_faults, size_fault, type_fault
+from mpmd.verify.channels import check_deadlock, check_messages, rendezvous_order
 
 __all__ = ["Costs", "Gap", "Link", "MessageBytes", "Simulation", "simulate"]
 
@@ -65,16 +66,17 @@ def simulate(
     if not isinstance(program, Plan):
         check_task_lists("program", program)
     costs = costs or Costs()
-    workload = (
-        plan_workload(program, costs, topology)
-        if isinstance(program, Plan)
-        else schedule_workload(program, costs, slices)
-    )
     try:
+        workload = (
+            plan_workload(program, costs, topology)
+            if isinstance(program, Plan)
+            else schedule_workload(program, costs, slices)
+        )
         runs = run if math.isinf(costs.at_once) else run_sharing
         return Simulation.of(workload, runs(workload, steps))
-    except ValueError as error:
-        deadlock = error
-    if not isinstance(program, Plan):
+    except DeadlockError:
+        if isinstance(program, Plan):
+            faults = [*check_messages(program), *check_deadlock(program, rendezvous_order(program))]
+            raise ValueError("\n  - ".join(["the groups get stuck:", *faults])) from None
         total_order(program, slice_numbers(program, slices))  # raises an error that shows the lists
-    raise deadlock
+        raise

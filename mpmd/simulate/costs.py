@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 import statistics
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpmd.ir.events import Event, checked_events
 from mpmd.ir.plan import Cell, Edge, OutsideTask, TaskKind, TaskType
+from mpmd.util.grouping import grouped
 from mpmd.validation import Fault, bool_fault, number_fault, raise_faults, refusing, type_fault
 
 DEFAULT_TIMES: Mapping[TaskKind, float] = {"fwd": 1, "bwd": 2, "bwdA": 1, "bwdW": 1}
@@ -112,22 +112,21 @@ class Costs:
         Raises: ``TypeError`` for items of other types than ``Event``.
         """
         events = checked_events("events", events)
-        cells: dict[tuple[TaskType, ...], list[float]] = collections.defaultdict(list)
-        outside: dict[tuple[int, OutsideTask], list[float]] = collections.defaultdict(list)
-        for event in events:
-            if isinstance(event.activity, Cell):
-                cells[types_of(event.activity)].append(event.duration)
-            elif isinstance(event.activity, OutsideTask):
-                outside[event.mpmd_idx, event.activity].append(event.duration)
+        cells = grouped(
+            (types_of(event.activity), event.duration) for event in events if isinstance(event.activity, Cell)
+        )
+        outside = grouped(
+            ((event.mpmd_idx, event.activity), event.duration)
+            for event in events
+            if isinstance(event.activity, OutsideTask)
+        )
         times = {types: statistics.median(durations) for types, durations in cells.items()}
         fused = Costs(fused={types: time for types, time in times.items() if len(types) > 1})
         tasks: dict[TaskType, float] = {}
         for types in fused.fused:
             tasks |= zip(types, fused.share(types, [DEFAULT_TIMES[kind] for kind, _ in types]), strict=True)
         tasks |= {types[0]: time for types, time in times.items() if len(types) == 1}
-        kinds: dict[TaskKind, list[float]] = collections.defaultdict(list)
-        for (kind, _), time in tasks.items():
-            kinds[kind].append(time)
+        kinds = grouped((kind, time) for (kind, _), time in tasks.items())
         return dataclasses.replace(
             fused,
             kinds={kind: statistics.median(of_stages) for kind, of_stages in kinds.items()},

@@ -46,7 +46,6 @@ class Simulation:
 
     @staticmethod
     def of(workload: Workload, times: tuple[StepTimes, ...]) -> Simulation:
-        """The simulation of a workload whose operations have these times."""
         before, last = ([0.0] + [step.makespan for step in times])[-2:]
         return Simulation(
             mpmd_dim=workload.mpmd_dim,

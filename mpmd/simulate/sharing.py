@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 
-from mpmd.simulate.workload import StepTimes, Workload, deadlock
+from mpmd.simulate.workload import DeadlockError, StepTimes, Workload
 
 
 def run_sharing(
@@ -20,7 +20,7 @@ def run_sharing(
     Args:
       begins: when each group begins; ``None``: at 0.
 
-    Raises: ``ValueError`` when the groups deadlock, with the wait of each.
+    Raises: ``DeadlockError``.
     """
     machine = _Machine(workload, steps, begins or [0.0] * workload.mpmd_dim)
     machine.run()
@@ -52,8 +52,7 @@ class _Machine:
         ]
         missing = [0] * operations
         for reader in workload.messages.readers:
-            if reader >= 0:
-                missing[reader] += 1
+            missing[reader] += 1
         self._missing = [list(missing) for _ in range(steps)]
         self._links = [workload.costs.link_of(edge) for edge in workload.edges]
         self._busy = [0.0] * len(workload.edges)
@@ -69,11 +68,8 @@ class _Machine:
         while self._beginning or self._ending or self._coming:
             for group in self._advance():
                 self._go_on(group)
-        if unfinished := [step for step, _ in self._at if step < self._steps]:
-            first = min(unfinished)
-            ends = self._workload.bounds[1:]
-            positions = [at if step == first else end for (step, at), end in zip(self._at, ends, strict=True)]
-            raise ValueError(deadlock(self._workload, positions))
+        if any(step < self._steps for step, _ in self._at):
+            raise DeadlockError
 
     def _advance(self) -> Iterator[int]:
         """Advances to the next begin, end or arrival; yields the groups that may start an operation."""
@@ -132,6 +128,5 @@ class _Machine:
                 work.messages.nbytes[message] / self._links[edge].bandwidth
             )
             times.arrivals[message] = self._busy[edge] + self._links[edge].latency
-            if work.messages.readers[message] >= 0:
-                heapq.heappush(self._coming, (times.arrivals[message], step, message))
+            heapq.heappush(self._coming, (times.arrivals[message], step, message))
         self._at[group] = (step, operation + 1)

@@ -22,7 +22,7 @@ class MessageTable:
       edge_numbers: the number of the edge of each message.
       nbytes: the size of each message.
       senders: for each message, the operation that sends it when the operation ends.
-      readers: for each message, the first operation that needs it; -1 if no operation does.
+      readers: for each message, the first operation that needs it.
     """
 
     edges: dict[Edge, int] = dataclasses.field(default_factory=dict)
@@ -106,7 +106,7 @@ class Workload:
         """For each group, the received messages that take memory before an operation needs them."""
         received: list[list[int]] = [[] for _ in self.resident]
         for message, nbytes in enumerate(self.arriving):
-            if nbytes and self.messages.readers[message] >= 0:
+            if nbytes:
                 received[self.edge(message)[1]].append(message)
         return received
 
@@ -117,6 +117,10 @@ class Workload:
         for sender in self.messages.senders:
             counts[sender] += 1
         return list(accumulate(counts, initial=0))
+
+
+class DeadlockError(ValueError):
+    """Groups wait for one another, or sends and receives do not match."""
 
 
 Time = TypeVar("Time", float, int)
@@ -159,7 +163,7 @@ def run(workload: Workload, steps: int, begins: Sequence[float] | None = None) -
     Args:
       begins: when each group begins; ``None``: at 0.
 
-    Raises: ``ValueError`` when the groups deadlock, with the wait of each.
+    Raises: ``DeadlockError``.
     """
     free = list(begins or [0.0] * workload.mpmd_dim)
     busy = [0.0] * len(workload.edges)
@@ -186,8 +190,7 @@ def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepT
     latencies, bandwidths = [link.latency for link in links], [link.bandwidth for link in links]
     receivers = [receiver for _, receiver in workload.edges]
     starts, arrivals = [0.0] * len(durations), [0.0] * len(readers)
-    # The last entry belongs to messages without a reader, whose reader is -1.
-    missing = [0] * (len(durations) + 1)
+    missing = [0] * len(durations)
     available, awaited = [0.0] * len(missing), [-1] * len(missing)
     for reader in readers:
         missing[reader] += 1
@@ -215,18 +218,5 @@ def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepT
             operation += 1
         ends[group], positions[group] = time, operation
     if positions != bounds[1:]:
-        raise ValueError(deadlock(workload, positions))
+        raise DeadlockError
     return StepTimes(starts, durations, arrivals, awaited, ends)
-
-
-def deadlock(workload: Workload, positions: list[int]) -> str:
-    messages, waits = workload.messages, []
-    for group, position in enumerate(positions):
-        if position < workload.bounds[group + 1]:
-            lacks = []
-            for message, reader in enumerate(messages.readers):
-                sender, (source, _) = messages.senders[message], workload.edge(message)
-                if reader == position and sender >= positions[source]:
-                    lacks.append(f"{workload.task_text(sender)} (group {source})")
-            waits.append(f"group {group} waits at {workload.task_text(position)} for {', '.join(lacks)}")
-    return f"the groups get stuck:\n  - deadlock: {'; '.join(waits)}"

@@ -1,1 +1,1 @@
-"""Tools that know no step: tables, pytrees, text files, private directories, clocks, garbage collection."""
+"""Tools that know no step: tables, groupings, pytrees, text files, directories, clocks, no garbage."""

@@ -94,7 +94,9 @@ def _joined(names: Sequence[str]) -> str:
     return f"[{first_few(ranges(keys))}]" if len(keys) == len(names) else f"{{{first_few(names)}}}"
 
 
-def human_bytes(count: float) -> str:
+def human_bytes(count: float | None, unknown: str = "unknown") -> str:
+    if count is None:
+        return unknown
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

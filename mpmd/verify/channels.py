@@ -12,31 +12,33 @@ import bisect
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mpmd.ir.plan import Edge, HostCall, Instruction, Name, Plan, Recv, Run, Send
+from mpmd.ir.messages import first_uses, sends_of
+from mpmd.ir.plan import Edge, HostCall, Instruction, MessageKey, Plan, Recv, Run, Send
 from mpmd.memory import EarliestArrival
+from mpmd.util.grouping import grouped
 from mpmd.verify.structure import describe
 
 
 def check_messages(plan: Plan) -> Iterator[str]:
-    sends: dict[Edge, list[Send]] = collections.defaultdict(list)
-    receives: dict[Edge, list[Recv]] = collections.defaultdict(list)
-    for program in plan.programs:
-        for instruction in program.instructions:
-            if isinstance(instruction, Send):
-                sends[program.mpmd_idx, instruction.dst].append(instruction)
-            elif isinstance(instruction, Recv):
-                receives[instruction.src, program.mpmd_idx].append(instruction)
+    sends = grouped(sends_of(plan))
+    receives = grouped(
+        ((recv.src, program.mpmd_idx), recv)
+        for program in plan.programs
+        for recv in program.instructions
+        if isinstance(recv, Recv)
+    )
     for edge in sorted({*sends, *receives}):
-        for i, (sent, received) in enumerate(itertools.zip_longest(sends[edge], receives[edge])):
+        both = itertools.zip_longest(sends.get(edge, ()), receives.get(edge, ()))
+        for i, (sent, received) in enumerate(both):
             if not (sent and received and (sent.tag, sent.values) == (received.tag, received.values)):
                 left, right = sent or "nothing", received or "nothing"
                 yield f"edge {edge[0]} -> {edge[1]}, message {i}: {left}, but {right}"
                 break
-        if any(send.tag >= after.tag for send, after in itertools.pairwise(sends[edge])):
+        if any(send.tag >= after.tag for send, after in itertools.pairwise(sends.get(edge, ()))):
             yield f"edge {edge[0]} -> {edge[1]}: tags do not ascend"
 
 
@@ -81,99 +83,76 @@ def check_deadlock(plan: Plan, order: Sequence[int]) -> Iterator[str]:
         yield f"the groups wait for one another when sends and receives have to meet: {waits}"
 
 
+def check_reads(plan: Plan) -> Iterator[str]:
+    for program in plan.programs:
+        read = {leaf.name for leaf in plan.outputs_of(program.mpmd_idx).values()}
+        for instruction in program.instructions:
+            if isinstance(instruction, Run):
+                read.update(instruction.inputs)
+            elif isinstance(instruction, (Send, HostCall)):
+                read.update(instruction.values)
+        for recv in program.instructions:
+            if isinstance(recv, Recv) and read.isdisjoint(recv.values):
+                yield f"edge {recv.src} -> {program.mpmd_idx}, message {recv.tag}: nothing of it is read"
+
+
 @dataclasses.dataclass(frozen=True)
 class Channels:
     """The messages of the channels of a plan.
 
     Attributes:
-      capacities: for each edge, the most messages that can be in flight at once, sent and not yet read.
-      unread: the messages, by edge and tag, of which no value is read; they would never leave the channel.
+      capacities: for each edge, the most messages that can be in flight at once, sent and not yet used.
       arrivals: when each message can be there at the earliest, by edge and tag.
     """
 
     capacities: Mapping[Edge, int]
-    unread: tuple[tuple[Edge, int], ...]
-    arrivals: Mapping[tuple[Edge, int], EarliestArrival]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _SentMessage:
-    """A message that is in flight.
-
-    Attributes:
-      clock: the vector clock of the send: for each group, how many of its instructions are the send or in the
-        causal past of the send.
-    """
-
-    edge: Edge
-    tag: int
-    clock: np.ndarray
+    arrivals: Mapping[MessageKey, EarliestArrival]
 
 
 def channels_of(plan: Plan, order: Sequence[int]) -> Channels:
     """Derives the messages of the channels, with vector clocks.
 
-    When a message is sent, the most messages are in flight if the receiver has run no more than the causal
-    past of the send; it has then read those messages whose first reader is in that past. This takes time
-    proportional to the instructions, and to the messages times the groups.
+    The vector clock of a send has, for each group, how many of its instructions are the send or in the causal
+    past of the send. When a message is sent, the most messages are in flight if the receiver has run no more
+    than the causal past of the send; it has then taken in those messages whose first use is in that past.
+    This takes time proportional to the instructions, and to the messages times the groups.
 
     Args:
       order: the rendezvous order of all instructions.
     """
     ran = [0] * len(plan.programs)
     clocks = [np.zeros(len(plan.programs), int) for _ in plan.programs]
-    posted: list[dict[Name, _SentMessage]] = [{} for _ in plan.programs]
-    unread: dict[_SentMessage, None] = {}
-    messages: list[_SentMessage] = []
+    uses = list(map(first_uses, plan.programs))
+    sends: dict[MessageKey, np.ndarray] = {}
     sent: collections.Counter[Edge] = collections.Counter()
-    read_at: dict[Edge, list[int]] = collections.defaultdict(list)
+    used_at: dict[Edge, list[int]] = collections.defaultdict(list)
     capacities: dict[Edge, int] = {}
-
-    def read(group: int, position: int, names: Iterable[Name]) -> None:
-        for name in names:
-            message = posted[group].pop(name, None)
-            if message in unread:
-                del unread[message]
-                clocks[group] = np.maximum(clocks[group], message.clock)
-                read_at[message.edge].append(position)
-
     for group in order:
         position = ran[group]
         ran[group] += 1
+        for edge, tag in uses[group][position]:
+            clocks[group] = np.maximum(clocks[group], sends[edge, tag])
+            used_at[edge].append(position)
         instruction = plan.programs[group].instructions[position]
-        if isinstance(instruction, Run):
-            read(group, position, instruction.inputs)
-        elif isinstance(instruction, HostCall):
-            read(group, position, instruction.values)
-        elif isinstance(instruction, Send):
-            read(group, position, instruction.values)
+        if isinstance(instruction, Send):
             edge = (group, instruction.dst)
             clock = clocks[group].copy()
             clock[group] = position + 1
-            message = _SentMessage(edge, instruction.tag, clock)
-            unread[message] = None
-            messages.append(message)
+            sends[edge, instruction.tag] = clock
             sent[edge] += 1
-            in_flight = sent[edge] - bisect.bisect_left(read_at[edge], int(clock[instruction.dst]))
+            in_flight = sent[edge] - bisect.bisect_left(used_at[edge], int(clock[instruction.dst]))
             capacities[edge] = max(capacities.get(edge, 0), in_flight)
-        elif isinstance(instruction, Recv):
-            posted[group].update(dict.fromkeys(instruction.values, message))  # sent right before
-    for group, program in enumerate(plan.programs):
-        results = [leaf.name for leaf in plan.outputs_of(group).values()]
-        read(group, len(program.instructions), results)
-    return Channels(
-        capacities=capacities,
-        unread=tuple((message.edge, message.tag) for message in unread),
-        arrivals={(message.edge, message.tag): _arrival(message, clocks) for message in messages},
-    )
+    for group, of_group in enumerate(uses):
+        for key in of_group[-1]:
+            clocks[group] = np.maximum(clocks[group], sends[key])
+    arrivals = {key: _arrival(key[0][1], clock, clocks) for key, clock in sends.items()}
+    return Channels(capacities, arrivals)
 
 
-def _arrival(message: _SentMessage, clocks: Sequence[np.ndarray]) -> EarliestArrival:
-    """The earliest arrival of a message, given the vector clocks of the ends of the groups' programs."""
-    receiver = message.edge[1]
-    position = int(message.clock[receiver])
-    if position:
+def _arrival(receiver: int, send: np.ndarray, ends: Sequence[np.ndarray]) -> EarliestArrival:
+    """The earliest arrival of a message, by the vector clocks of its send and of the ends of all programs."""
+    if position := int(send[receiver]):
         return EarliestArrival(position, None)
     # What precedes the send begins after the step before has ended on the groups that take part in it.
-    before = (clocks[group][receiver] for group in np.flatnonzero(message.clock).tolist())
+    before = (ends[group][receiver] for group in np.flatnonzero(send).tolist())
     return EarliestArrival(0, int(max(before)))

@@ -19,6 +19,7 @@ from mpmd.verify.channels import (
     channels_of,
     check_deadlock,
     check_messages,
+    check_reads,
     rendezvous_order,
 )
 from mpmd.verify.lifetimes import check_lifetimes
@@ -58,8 +59,8 @@ def verify(plan: Plan) -> Verified:
     _raise([*check_avals(plan), *faults, *check_messages(plan)])
     order = rendezvous_order(plan)
     _raise(check_deadlock(plan, order))
+    _raise(check_reads(plan))
     channels = channels_of(plan, order)
-    _raise(f"edge {a} -> {b}, message {tag}: nothing of it is read" for (a, b), tag in channels.unread)
     return Verified(
         memory=group_memories(plan, channels.arrivals),
         capacities=channels.capacities,

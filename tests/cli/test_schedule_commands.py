@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpmd.cli.exit_codes import ExitCode
+from mpmd.cli.arguments import ExitCode
 from mpmd.schedules import ALL_FAMILIES, CustomSchedule, Std1F1B, to_text
 from mpmd.util.guarded_files import MOST_TEXT_BYTES
 

@@ -11,7 +11,6 @@ import pytest
 
 import mpmd
 from mpmd.attribution.gaps import Causes
-from mpmd.attribution.scenarios import Scenario
 from mpmd.attribution.texts import time_text
 from mpmd.ir.tasks import FusedTask, parse_task
 from mpmd.memory import MemoryParts
@@ -20,7 +19,7 @@ from mpmd.render.page.document import document
 from mpmd.render.page.memory import memory_data
 from mpmd.render.page.palette import CAUSES, MEMORY
 from mpmd.render.page.profile_data import page_data
-from mpmd.render.page.tables import _joined_links, capitalized, percentile
+from mpmd.render.page.tables import capitalized, percentile
 from mpmd.schedules import DualPipeV
 from tests.page.conftest import GROUPS, HOSTILE, MICROBATCHES
 from tests.support.drawn_profiles import drawn_profile
@@ -93,14 +92,6 @@ def test_findings_and_scenarios_are_those_of_the_profile(profile, data):
     assert all((row["Saves"] or 0) < 0.005 for row in folded)
     names = {scenario.name.lower() for scenario in profile.scenarios[1:]}
     assert {row["If"].lower() for row in [*notable, *folded]} == names
-
-
-def test_links_that_would_save_nothing_are_one_row():
-    links = [Scenario(f"link {i} to {i + 1} twice as fast", "message", "", 7, 0) for i in range(3)]
-    useful = Scenario("link 3 to 2 twice as fast", "message", "", 6, 1)
-    joined = list(_joined_links([*links, useful]))
-    assert [each.name for each in joined] == ["each of 3 links twice as fast", useful.name]
-    assert list(_joined_links([links[0], useful])) == [links[0], useful]
 
 
 def test_findings_about_tasks_begin_with_the_task_as_it_is_written():

@@ -16,7 +16,7 @@ import pytest
 from mpmd.errors import NonFiniteError
 from mpmd.replay import load
 from mpmd.replay.environment import variables_of
-from mpmd.replay.files import read_task
+from mpmd.replay.record import read_task
 from tests.support.hostile_modules import BODIES, with_function
 from tests.support.only_jax import ROOT
 from tests.support.planted_nans import line_of, optimizer, run

@@ -151,9 +151,9 @@ def test_a_plan_that_gets_stuck_is_an_error_that_says_where():
         ],
         inputs=[],
     )
-    said = r"waits at fwd_0__0 for fwd_1__0 \(group 1\); group 1 waits at fwd_1__0 for fwd_0__0 \(group 0\)"
+    said = r"group 0, instruction 0 \(a = recv <- 1 #0\); group 1, instruction 0 \(b = recv <- 0 #0\)"
     with pytest.raises(ValueError, match=said):
         simulate(circle)
     unsent = plan_of([[], [Recv(("v",), 0, 0), run_of("fwd_0__0", "one", ("v",), ("h",))]], inputs=[("v", 0)])
-    with pytest.raises(ValueError, match="group 1 waits at fwd_0__0 for message 0 of group 0, never sent"):
+    with pytest.raises(ValueError, match="edge 0 -> 1, message 0: nothing, but v = recv <- 0 #0"):
         simulate(unsent)

@@ -98,4 +98,3 @@ MEMORY = {
 }
 
 OUTSIDE = "#8b93a1"
-"""The colour of tasks outside the loops."""

@@ -12,6 +12,7 @@ from mpmd.attribution.measured import Measured, TypeKey, type_of, types_of_opera
 from mpmd.attribution.memory import MemoryOverTime
 from mpmd.ir.plan import AnyTask
 from mpmd.simulate.workload import Instant
+from mpmd.util.grouping import grouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +68,10 @@ class Subject:
         return task
 
     @functools.cached_property
-    def types(self) -> Mapping[TypeKey, tuple[int, ...]]:
+    def types(self) -> Mapping[TypeKey, Sequence[int]]:
         """The operations of each type of task, by group and first start."""
-        types: dict[TypeKey, list[int]] = {}
-        for operation, key in enumerate(types_of_operations(self.measured.workload)):
-            if key is not None:
-                types.setdefault(key, []).append(operation)
-        return {key: tuple(operations) for key, operations in types.items()}
+        keys = enumerate(types_of_operations(self.measured.workload))
+        return grouped((key, operation) for operation, key in keys if key is not None)
 
     @functools.cached_property
     def places(self) -> Mapping[int, int]:

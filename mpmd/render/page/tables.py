@@ -11,13 +11,14 @@ from mpmd.attribution.gaps import Causes, IdleSpan
 from mpmd.attribution.ideal import members_alone
 from mpmd.attribution.model import flight_times
 from mpmd.attribution.scenarios import Scenario
-from mpmd.ir.plan import Edge, OutsideTask, Plan, TaskType
+from mpmd.ir.plan import OutsideTask, Plan, TaskType
 from mpmd.ir.stack import layers_of
 from mpmd.render.page.palette import CAUSES, OUTSIDE, SEGMENTS
 from mpmd.render.page.schema import Amount, MemoryData, PageTable, Section, TypeData
 from mpmd.render.page.subject import Subject
 from mpmd.render.style import colour_of
 from mpmd.simulate.costs import types_of
+from mpmd.util.grouping import grouped
 from mpmd.util.tables import numbers_text
 
 LONGEST_GAPS = 12
@@ -116,10 +117,11 @@ def _path_parts(subject: Subject) -> PageTable:
 
 
 def _path_types(subject: Subject, types: Sequence[TypeData]) -> PageTable:
-    times: dict[int, list[int]] = collections.defaultdict(list)
-    for segment in subject.attribution.critical_path:
-        if segment.kind == "task":
-            times[subject.places[segment.operation]].append(segment.end - segment.start)
+    times = grouped(
+        (subject.places[segment.operation], segment.end - segment.start)
+        for segment in subject.attribution.critical_path
+        if segment.kind == "task"
+    )
     length = subject.measured.returned or 1
     return PageTable(
         "Tasks on the critical path",
@@ -142,24 +144,11 @@ def _scenarios(subject: Subject) -> Iterator[PageTable]:
     meaning = f"the measured step as the simulator has it: {share:.1%} of its length"
     first = Scenario("nothing changed", "", meaning, unchanged.makespan, 0)
     notable = [each for each in changed if each.saves >= FOLDED_SHARE * whole]
-    rest = list(_joined_links([each for each in changed if each.saves < FOLDED_SHARE * whole]))
+    rest = [each for each in changed if each.saves < FOLDED_SHARE * whole]
     yield _scenario_table("Steps that the simulator gives, with one thing changed", [first, *notable], whole)
     if rest:
         folded = f"{len(rest)} more that save less than {FOLDED_SHARE:.1%}"
         yield _scenario_table("Changes that save next to nothing", rest, whole, folded)
-
-
-def _joined_links(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
-    """Joins the links that would save nothing if they were faster to a single scenario."""
-    useless = [each for each in scenarios if each.name.startswith("link ") and not each.saves]
-    for scenario in scenarios:
-        if scenario not in useless or len(useless) == 1:
-            yield scenario
-        elif scenario == useless[0]:
-            name = f"each of {len(useless)} links twice as fast"
-            yield Scenario(
-                name, "message", "the messages of one link take half as long", scenario.makespan, 0
-            )
 
 
 def _scenario_table(
@@ -259,9 +248,9 @@ def percentile(ascending: Sequence[int], share: float) -> int:
 def _messages_table(subject: Subject) -> PageTable:
     measured, messages = subject.measured, subject.measured.workload.messages
     flights = flight_times(measured)
-    sizes: dict[Edge, list[float]] = collections.defaultdict(list)
-    for message, nbytes in enumerate(messages.nbytes):
-        sizes[measured.workload.edge(message)].append(nbytes)
+    sizes = grouped(
+        (measured.workload.edge(message), nbytes) for message, nbytes in enumerate(messages.nbytes)
+    )
     totals = {edge: round(sum(of_edge)) for edge, of_edge in sizes.items()}
     return PageTable(
         "Messages between groups in one step" if sizes else "The groups send no messages",
