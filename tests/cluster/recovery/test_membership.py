@@ -4,29 +4,14 @@ import pytest
 
 from cluster.recovery import Recovery
 from cluster.recovery.allocations import NoAllocationError
-from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.policy import FailureCounter
 from cluster.recovery.replacement import Replacement
-from cluster.recovery.report import DIED, DRAINED, FAILED, GROWN, SHRUNK
+from cluster.recovery.report import DIED, FAILED, GROWN
 from mpmd.errors import GroupDiedError, RecoveryError
-from tests.support.membership_world import World
+from tests.support.membership_world import World, committed
 
 RECOVERING = """kill reset start open await_reset check connect load restore connect_driver""".split()
-
-
-def committed():
-    """A world of which a snapshot is committed, and a step is under way since."""
-    world = World(Recovery(every=100, max_failures=1))
-    world.step()
-    world.settle_all()
-    assert world.journal.committed != BEGINNING
-    world.step()
-    return world
-
-
-def kinds(world):
-    return [(report.kind, set(report.mpmd_idxs), report.lost is not None) for report in world.reports]
 
 
 # Deaths.
@@ -38,7 +23,7 @@ def test_groups_that_die_while_others_are_replaced_are_one_failure(phase):
     world.kill(1)
     world.at(phase, lambda: world.die(2))
     world.settle_all()
-    assert kinds(world) == [(DIED, {1, 2}, False)]
+    assert world.reported == [(DIED, {1, 2})]
     world.check_quiet()
 
 
@@ -49,7 +34,7 @@ def test_a_group_that_has_died_meanwhile_has_its_programs_when_no_copies_are_lef
     world.at("check", CopiesLostError("both have died together"))
     world.settle_all()
     assert world.named("start") == [{1}, {2}, set()] and world.named("load") == [{1, 2}]
-    assert kinds(world) == [(DIED, {1, 2}, True)]
+    assert world.reported == [(DIED, {1, 2}, "both have died together")]
     world.check_quiet()
 
 
@@ -82,9 +67,9 @@ def test_a_death_while_steps_are_run_again_is_another_recovery():
     world.run_threads()
     world.kill(2)
     assert world.settle_all(until="kill")
-    assert kinds(world) == [(DIED, {1}, False)]
+    assert world.reported == [(DIED, {1})]
     world.settle_all()
-    assert kinds(world) == [(DIED, {1}, False), (DIED, {2}, False)]
+    assert world.reported == [(DIED, {1}), (DIED, {2})]
     world.check_quiet()
 
 
@@ -122,7 +107,7 @@ def test_a_group_that_dies_while_all_go_back_for_a_step_is_replaced_and_counts(p
     world.step(is_donated=True, fails=True)
     world.at(phase, lambda: world.kill(0))
     world.settle_all()
-    assert kinds(world) == [(DIED, {0}, False)]
+    assert world.reported == [(DIED, {0})]
     world.kill(1)
     world.settle_all()
     assert "the groups have failed 2 times" in str(world.error)
@@ -153,84 +138,9 @@ def test_all_connect_anew_when_they_cannot_go_back_for_a_step_though_nobody_has_
     world.step(is_donated=True, fails=True)
     world.at(phase, RuntimeError("no memory"))
     world.settle_all()
-    assert kinds(world) == [(FAILED, set(), False)] and "no memory" in world.reports[0].reason
+    assert world.reported == [(FAILED, set())] and "no memory" in world.reports[0].reason
     assert "connect" in [name for name, _ in world.phases]
     world.check_quiet()
-
-
-# Moves.
-
-
-def test_a_group_that_dies_before_it_leaves_takes_the_processes_that_are_ready():
-    world = committed()
-    world.look({1: GROWN})
-    assert world.settle_all(until="find_dead")
-    place = world.prepared[1]
-    world.kill(1)
-    world.settle_all()
-    assert kinds(world) == [(DIED, {1}, False)]
-    assert world.groups[1].place == place
-    world.check_quiet()
-
-
-def test_groups_that_are_to_leave_may_die():
-    world = World(Recovery(max_failures=1))
-    world.has_place = False
-    for _ in range(2):
-        world.look({1: DRAINED})
-        world.run_threads()
-        world.kill(1)
-        world.settle_all()
-    assert kinds(world) == [(DIED, {1}, False)] * 2
-    assert world.said == ["group 1 does not move, though its node is to end: there is no other place for it"]
-    world.kill(1)
-    world.settle_all()
-    world.kill(1)
-    world.settle_all()
-    assert "the groups have failed 2 times" in str(world.error)
-
-
-def test_groups_that_are_to_move_wait_for_a_recovery_and_the_next_look():
-    world = committed()
-    world.kill(0)
-    world.look({1: SHRUNK})
-    world.settle_all()
-    assert kinds(world) == [(DIED, {0}, False)] and world.prepared == {}
-    world.look({1: SHRUNK})
-    world.settle_all()
-    assert kinds(world)[1:] == [(SHRUNK, {1}, False)]
-    world.check_quiet()
-
-
-NO, GONE = RuntimeError("Ray says no"), OSError("Ray is out of reach")
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (NO, "group 1 does not move, though the cluster has room for it: Ray says no"),
-        (GONE, "the places of groups cannot be looked after: OSError: Ray is out of reach"),
-    ],
-)
-@pytest.mark.parametrize("phase", ["prepare", "find_dead"])
-def test_a_move_that_fails_is_told_once_and_the_next_group_moves(phase, error, said):
-    world = committed()
-    for _ in range(2):
-        world.settle_all()
-        world.look({1: GROWN, 2: DRAINED})
-        world.at(phase, error)
-        world.settle_all()
-    assert world.said == [said]
-    assert (DRAINED, {2}, False) in kinds(world)
-    world.check_quiet()
-
-
-def test_why_a_group_does_not_move_is_told_again_when_it_has_moved_since():
-    world = World()
-    for world.has_place in (False, False, True, False):
-        world.look({1: SHRUNK})
-        world.settle_all()
-    assert len(world.said) == 2 and len(world.reports) == 1
 
 
 # Giving up.
@@ -334,4 +244,5 @@ def close_during(world, phase):
     """The mesh is closed during a phase, which may have started a process."""
     world.at(phase, world.close)
     world.settle_all()
+    assert world.said == []
     world.check_quiet()
