@@ -114,6 +114,7 @@ class Group:
         self.is_alive = self.is_open = self.is_loaded = True
         self.inbox = collections.deque()
         self.chain = ()  # the steps that have made its values
+        self.copied = set()  # for storage
 
     def end(self):
         self.is_alive = False
@@ -299,6 +300,7 @@ class Processes:
         self.world.check_alive(self.world.logged)
         for mpmd_idx in self.world.logged:
             self.world.groups[mpmd_idx].chain = self.world.copies[snapshot][mpmd_idx]
+            self.world.groups[mpmd_idx].copied.clear()
 
     def connect_driver(self):
         self.world.enter("connect_driver")
@@ -480,9 +482,10 @@ class World:
         return copy
 
     def write(self, mpmd_idx, copy):
-        return self.ask(f"write {copy}", {mpmd_idx: Write(copy, ())})
+        return self.ask(f"write {next(self.numbers)}", {mpmd_idx: Write(copy, [["spec"]])})
 
     def finish_saving(self, copy):
+        self.runtime.free(tuple(self.logged), copy)
         self.moves.note_freed(copy)
         with self.ledger.changed:
             self.ledger.drop_copies({copy})
@@ -527,7 +530,10 @@ class World:
                 return None, RuntimeError("no such file")
             case Read():
                 return StepReply({}), None
-            case Write():
+            case CopyOut(copy):
+                group.copied.add(copy)
+            case Write(copy):
+                self.claim(copy in group.copied, "what is written was not copied before")
                 return [16], None
             case StepRequest():
                 return self.carry_out_step(mpmd_idx, request, is_repeated)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cluster.recovery.allocations import NoAllocationError
-from cluster.recovery.keepers import CopiesLostError
+from cluster.recovery.copies import CopiesLostError
 from cluster.recovery.ledger import State
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from mpmd.errors import GroupDiedError

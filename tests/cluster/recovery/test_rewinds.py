@@ -3,8 +3,8 @@
 import pytest
 
 from cluster.recovery import Recovery
+from cluster.recovery.copies import CopiesLostError
 from cluster.recovery.journal import BEGINNING
-from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.report import CORRUPTED, DIED, DRAINED, FAILED
 from mpmd.errors import SilentCorruptionError
 from mpmd.runtime.nonfinite import NonFinitePolicy

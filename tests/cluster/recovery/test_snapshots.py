@@ -3,8 +3,10 @@
 import pytest
 
 from cluster.recovery import Recovery
-from cluster.recovery.keepers import CopiesLostError
+from cluster.recovery.copies import CopiesLostError
 from cluster.recovery.report import DIED
+from cluster.recovery.store import Snapshot
+from mpmd.runtime.requests import Release
 from tests.support.membership_world import World, committed
 
 FULL = MemoryError("no room for 3 GiB")
@@ -53,6 +55,7 @@ def test_processes_that_keep_copies_are_told_of_each_committed_snapshot():
     world.kill(1)
     world.settle_all()
     assert world.journal.committed == 0 and world.named("mark_committed") == [1, 2]
+    assert world.named("restore") == [0]
 
 
 def test_a_snapshot_that_fails_is_tried_again_and_the_one_before_stays():
@@ -136,3 +139,32 @@ def test_a_slow_snapshot_that_fails_when_the_log_is_full_does_not_end_the_run():
     assert world.error is None
     run(world, 2)
     assert "4 times in a row" in str(world.error)
+
+
+def test_a_snapshot_is_of_the_others_and_tells_what_is_released():
+    world = World(num_left_out=1)
+    world.runtime.free((3,), 5)
+    world.step()
+    for i in range(3):
+        world.answer(i)
+    assert world.run_threads(until="copied")
+    asked = [[request for request, _ in group.inbox] for group in world.groups]
+    assert [type(request) for (request,) in asked] == [Snapshot] * 3 + [Release]
+    assert asked[3][0].released.handles == (5,)
+    world.check_quiet()
+
+
+def test_a_step_of_groups_that_are_left_out_does_not_wait_for_a_late_snapshot():
+    world = World(Recovery(every=1), num_left_out=1)
+    world.step()
+    world.settle_all(until="copy_away")
+    while world.may_submit:
+        world.step()
+    training = world.begin(lambda: world.runtime.wait_to_submit([0, 1]))
+    sampling = world.begin(lambda: (world.runtime.wait_to_submit([0, 3]), world.sample(3)))
+    for each in (training, sampling):
+        world.run(each)
+    assert not sampling.is_alive and not training.is_ready()
+    world.settle_all()
+    assert not training.is_alive
+    world.check_quiet()
