@@ -207,7 +207,7 @@ def test_a_step_that_kills_twice_ends_the_run():
 
 @pytest.mark.parametrize(
     ("phase", "error"),
-    [("open", RuntimeError("its devices are in use")), ("start", NoAllocationError("no room"))],
+    [("connect", RuntimeError("its devices are in use")), ("start", NoAllocationError("no room"))],
 )
 def test_a_fault_without_a_death_and_a_lack_of_places_are_failures(phase, error):
     world = committed(Recovery(every=100, max_failures=2))
