@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.runtime import storage
+from tests.support.checkpoint_state import save_plain
 from tests.support.digests import digests
 from tests.support.parity import mesh_of
 
@@ -176,8 +177,7 @@ def test_every_file_that_is_damaged_is_named(damage, restored, saved):
 def test_damaged_files_of_a_checkpoint_without_a_record(tmp_path):
     """As of plain Orbax, after a loss of power."""
     path, tree = tmp_path / "plain", {"weight": jnp.ones(3)}
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path, tree)
+    save_plain(path, tree)
     np.testing.assert_array_equal(mpmd.restore(path, tree)["weight"], 1)
     for damage, name, fault in [
         (truncated, "_METADATA", "is not JSON"),

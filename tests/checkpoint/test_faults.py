@@ -13,6 +13,7 @@ import pytest
 
 import mpmd
 from mpmd.checkpoint import saving
+from tests.support.checkpoint_state import save_plain
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import mesh_of
 
@@ -108,11 +109,6 @@ def test_a_value_that_was_lost(mesh, tmp_path):
     with pytest.raises(mpmd.CheckpointError, match=r"group \d could not write .*lost when"):
         mpmd.save(tmp_path / "saved", lost)
     assert not (tmp_path / "saved").exists()
-
-
-def save_plain(path, tree):
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path, tree)
 
 
 def test_a_checkpoint_of_other_shapes_and_dtypes(step, tmp_path):

@@ -2,12 +2,12 @@
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 import mpmd
 from mpmd.runtime import storage
-from tests.support.checkpoint_state import compiled, initial_state, step_of, tokens
+from tests.support.asked import note_requests
+from tests.support.checkpoint_state import compiled, initial_state, save_plain, step_of, tokens
 from tests.support.digests import digests
 from tests.support.parity import mesh_of, uneven_mesh_of
 
@@ -58,8 +58,7 @@ def test_plain_jax_restores_and_saves(on_four, saved, tmp_path):
     assert digests(state) == expected
     state, found = jax.jit(step_of(mpmd.Std1F1B(2)))(state, tokens())
     np.testing.assert_allclose(found, loss, rtol=1e-5)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "plain", state)
+    save_plain(tmp_path / "plain", state)
     restored = on_four.restore(tmp_path / "plain")
     assert digests(mpmd.to_host(restored)) == digests(state)
 
@@ -67,15 +66,13 @@ def test_plain_jax_restores_and_saves(on_four, saved, tmp_path):
 def test_a_number_of_python_becomes_the_array_that_the_step_reads(on_four, tmp_path):
     state = initial_state()
     assert state["count"] == 0
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "plain", state)
+    save_plain(tmp_path / "plain", state)
     restored = on_four.restore(tmp_path / "plain")
     assert (restored["count"].dtype, int(restored["count"])) == (np.int32, 0)
 
 
 def test_a_number_of_python_of_another_kind_is_refused(on_four, tmp_path):
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "plain", initial_state() | {"count": 0.5})
+    save_plain(tmp_path / "plain", initial_state() | {"count": 0.5})
     with pytest.raises(ValueError, match=r"count is float64\[\] in the checkpoint, not int32\[\]"):
         on_four.restore(tmp_path / "plain")
 
@@ -90,16 +87,9 @@ def test_a_target_may_be_arrays_on_groups(on_four, saved):
 
 def test_a_group_reads_what_it_needs_from_storage(on_four, saved, monkeypatch):
     path, _, _ = saved
-    asked = {}
-    runtime = on_four.mesh.runtime
-    ask = runtime.ask
-
-    def note(requests):
-        asked.update({group: request.stored for group, request in requests.items()})  # of ``Read`` alone
-        return ask(requests)
-
-    monkeypatch.setattr(runtime, "ask", note)
+    noted = note_requests(monkeypatch, on_four.mesh.runtime)
     state = on_four.restore(path)
+    asked = {group: request.stored for requests in noted for group, request in requests.items()}
     for group, stored in asked.items():
         assert set(stored) == {leaf.handle for leaf in jax.tree.leaves(state) if group in leaf.mpmd_idxs}
     layers = {layer.handle for layer in state["params"]["layers"]}

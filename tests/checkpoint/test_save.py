@@ -18,7 +18,8 @@ import tensorstore as ts
 
 import mpmd
 from mpmd.checkpoint import reservation
-from mpmd.runtime.requests import Write
+from mpmd.runtime.requests import CopyOut, StepRequest, Write
+from tests.support.asked import note_requests
 from tests.support.checkpoint_state import compiled, initial_state, tokens
 from tests.support.digests import digests
 from tests.support.parity import mesh_of
@@ -129,20 +130,13 @@ def test_a_file_system_without_locks(code, tmp_path, monkeypatch):
 
 def test_saving_waits_for_the_steps_before_and_not_for_those_after(step, state, tmp_path, monkeypatch):
     """The copy is asked for before ``save_async`` returns, and a group answers in order."""
-    asked = []
-    runtime = state["count"].runtime
-    ask = runtime.ask
-
-    def note(requests):
-        asked.extend({type(request).__name__ for request in requests.values()} - {"Write"})
-        return ask(requests)
-
-    monkeypatch.setattr(runtime, "ask", note)
+    noted = note_requests(monkeypatch, state["count"].runtime)
     state, _ = step(state, tokens())
     saving = mpmd.save_async(tmp_path / "saved", state)
     step(state, tokens())
     saving.result()
-    assert asked == ["StepRequest", "CopyOut", "CopyOut", "StepRequest"]
+    asked = [type(next(iter(requests.values()))) for requests in noted]
+    assert [kind for kind in asked if kind is not Write] == [StepRequest, CopyOut, CopyOut, StepRequest]
 
 
 def test_a_relative_path(state, tmp_path, monkeypatch):

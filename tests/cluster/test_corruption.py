@@ -1,5 +1,6 @@
 """A bit that flips on the way: every one ends in an error that names both ends, and none is waited for."""
 
+import contextlib
 import os
 import queue
 import random
@@ -7,7 +8,6 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
 import numpy as np
 import pytest
 
@@ -20,14 +20,12 @@ from cluster.tcp.frames import encode
 from cluster.tcp.rpc import Client, Server
 from cluster.transports import inbox as inbox_module
 from cluster.transports.inbox import HEADER_BYTES, PeerLostError
-from cluster.transports.router import Router
 from cluster.transports.shared_memory.announcements import Announcement
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
-from tests.support.processes import endpoints
+from tests.support.pairs import SECONDS, Pair
 from tests.support.proxy import Flips, Proxy
 
-SECONDS = 20
 BOTH_ENDS = r"127\.0\.0\.1:\d+ to 127\.0\.0\.1:\d+ was changed on the way"
 GONE = "group 0 is gone: what it sends to group 1 does not arrive as it was sent: .* was changed on the way"
 
@@ -35,22 +33,15 @@ SMALL = np.arange(1000, dtype="float32")
 LARGE = np.arange(200_000, dtype="float32")
 
 
-class Pair:
-    """Group 0 sends to group 1, with a proxy between them where they use TCP."""
+class ThroughProxy(Pair):
+    """Connected, with a proxy between both ends where they use TCP."""
 
-    def __init__(self, name, encryption):
-        submeshes = [jax.sharding.Mesh(np.array(jax.devices()[i : i + 1]), ("stage",)) for i in range(2)]
-        self.ends = [Router(*each) for each in zip(endpoints([1, 1]), submeshes, strict=True)]
-        self.wanted = [jax.sharding.SingleDeviceSharding(jax.devices()[1])]
-        self.flips, self.proxy = Flips(), None
-        credentials = make_credentials(encryption)
-        addresses = [end.listen([name], "127.0.0.1", credentials) for end in self.ends]
+    def __init__(self, name, encryption=False):
+        super().__init__(name, encryption)
+        self.flips, self.proxy = Flips(), contextlib.nullcontext()
         if name != "shared_memory":
-            addresses[1][name] = self.through_proxy(addresses[1][name])
-        with ThreadPoolExecutor(1) as thread:
-            accepting = thread.submit(self.ends[1].connect, {0: name}, addresses)
-            self.ends[0].connect({1: name}, addresses)
-            accepting.result(SECONDS)
+            self.addresses[1][name] = self.through_proxy(self.addresses[1][name])
+        self.connect()
 
     def through_proxy(self, address):
         if not isinstance(address, sockets.Address):  # that of a device transport
@@ -58,20 +49,9 @@ class Pair:
         self.proxy = Proxy(address, self.flips)
         return self.proxy.address
 
-    def send(self, tag, array):
-        self.ends[0].send(MessageId(0, 0, 1, tag), [array])
-
-    def take(self, tag):
-        return np.array(self.ends[1].recv(MessageId(0, 0, 1, tag), self.wanted)[0])
-
-    def __enter__(self):
-        return self
-
     def __exit__(self, *exception):
-        for end in self.ends:
-            end.close()
-        if self.proxy is not None:
-            self.proxy.__exit__()
+        super().__exit__()
+        self.proxy.__exit__(*exception)
 
 
 def assert_lost(pair, tag):
@@ -84,7 +64,7 @@ def assert_lost(pair, tag):
 
 def message_bytes(name, encryption, array):
     """How many bytes a message takes on the way, once its layout is known."""
-    with Pair(name, encryption) as pair:
+    with ThroughProxy(name, encryption) as pair:
         pair.send(0, array)
         pair.take(0)
         before = pair.flips.passed
@@ -106,16 +86,16 @@ def test_a_bit_that_flips_on_the_network_ends_the_connection(array, encryption, 
     num_bytes = message_bytes("network", encryption, array)
     assert num_bytes > array.nbytes + 41
     for offset in offsets(num_bytes, num_first, 8):
-        with Pair("network", encryption) as pair:
+        with ThroughProxy("network", encryption) as pair:
             pair.send(0, array)
-            assert (pair.take(0) == array).all()
+            np.testing.assert_array_equal(pair.take(0), [array])
             pair.flips.arm(offset, offset % 8)
             pair.send(1, array)
             assert_lost(pair, 1)
 
 
 def test_a_bit_that_flips_in_the_announcement_of_types_ends_the_connection():
-    with Pair("network", False) as pair:
+    with ThroughProxy("network") as pair:
         pair.flips.arm(45)
         pair.send(0, SMALL)
         assert_lost(pair, 0)
@@ -123,18 +103,18 @@ def test_a_bit_that_flips_in_the_announcement_of_types_ends_the_connection():
 
 def test_the_end_that_has_sent_what_was_changed_notices_it_too(monkeypatch):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
-    with Pair("network", False) as pair:
+    with ThroughProxy("network") as pair:
         pair.flips.arm(30)
         pair.send(0, SMALL)
         with pytest.raises(StepAborted, match="group 1 is gone"):
-            pair.ends[0].recv(MessageId(0, 1, 0, 0), pair.wanted)
+            pair.ends[0].recv(MessageId(0, 1, 0, 0), [pair.wanted])
 
 
 @pytest.mark.parametrize("offset", [3, 30, 500])
 def test_a_bit_that_flips_in_what_the_device_transport_announces_ends_the_connection(offset):
-    with Pair("device", False) as pair:
+    with ThroughProxy("device") as pair:
         pair.send(0, SMALL)
-        assert (pair.take(0) == SMALL).all()
+        np.testing.assert_array_equal(pair.take(0), [SMALL])
         pair.flips.arm(offset)
         pair.send(1, SMALL)
         assert_lost(pair, 1)
@@ -143,7 +123,7 @@ def test_a_bit_that_flips_in_what_the_device_transport_announces_ends_the_connec
 @pytest.mark.parametrize("array", [SMALL, LARGE], ids=["small", "large"])
 def test_a_bit_that_flips_in_shared_memory_ends_the_connection(array):
     for byte in (0, 1, array.nbytes // 2, array.nbytes - 1):
-        with Pair("shared_memory", False) as pair:
+        with ThroughProxy("shared_memory") as pair:
             pair.send(0, array)
             pair.ends[1].begin_step(0)
             sender = pair.ends[0]._senders[1]
@@ -155,9 +135,9 @@ def test_a_bit_that_flips_in_shared_memory_ends_the_connection(array):
 def test_a_bit_that_flips_in_the_header_of_a_message_in_shared_memory_ends_the_connection():
     """In its source, its tag, its step, the numbers of its slot and layout, or a digest."""
     for byte in range(HEADER_BYTES):
-        with Pair("shared_memory", False) as pair:
+        with ThroughProxy("shared_memory") as pair:
             pair.send(0, SMALL)
-            assert (pair.take(0) == SMALL).all()
+            np.testing.assert_array_equal(pair.take(0), [SMALL])
             sender = pair.ends[0]._senders[1]
             sender._write_fd = flipping_pipe(sender._write_fd, byte)
             pair.send(1, SMALL)
@@ -184,7 +164,7 @@ def test_a_bit_that_flips_in_an_announcement_of_shared_memory_ends_the_connectio
     """In its head, or in the types that follow, or are in memory."""
     send = Announcement.send
     for byte in (0, 1, 8, -1):
-        with Pair("shared_memory", False) as pair, monkeypatch.context() as patch:
+        with ThroughProxy("shared_memory") as pair, monkeypatch.context() as patch:
 
             def send_flipped(announced, connection, byte=byte):
                 packet = bytearray(announced.packet)
@@ -196,7 +176,7 @@ def test_a_bit_that_flips_in_an_announcement_of_shared_memory_ends_the_connectio
                 send(announced._replace(packet=bytes(packet)), connection)
 
             patch.setattr(Announcement, "send", send_flipped)
-            pair.ends[0].send(MessageId(0, 0, 1, 0), [np.full(3, i, "int16") for i in range(count)])
+            pair.send(0, *[np.full(3, i, "int16") for i in range(count)])
             assert_lost(pair, 0)
 
 

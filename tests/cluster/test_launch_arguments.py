@@ -44,19 +44,6 @@ def test_shapes_that_are_no_mesh(shape, axis, error, message):
         cluster.launch(shape, axis)
 
 
-@pytest.mark.parametrize(
-    ("axis_types", "error", "message"),
-    [
-        ({"data": AxisType.Explicit}, ValueError, "axis_types names the axis 'data'; the axes of groups are"),
-        (AxisType.Manual, ValueError, "axis_types must be Auto or Explicit"),
-        ({"stage": "explicit"}, TypeError, "axis_types must be of jax.sharding.AxisType, .* not 'explicit'"),
-    ],
-)
-def test_axis_types_that_groups_cannot_have(axis_types, error, message):
-    with pytest.raises(error, match=message):
-        cluster.launch({"stage": 2}, "stage", axis_types=axis_types)
-
-
 def test_steps_see_axes_of_the_types_asked_for():
     request = LaunchRequest(
         {"stage": 2, "data": 4, "model": 2}, "stage", None, axis_types={"data": AxisType.Explicit}
@@ -66,12 +53,6 @@ def test_steps_see_axes_of_the_types_asked_for():
     assert submesh.axis_types == (AxisType.Auto, AxisType.Explicit, AxisType.Auto)
     everywhere = request._replace(axis_types=AxisType.Explicit)
     assert axis_types_of(everywhere) == dict.fromkeys(("stage", "data", "model"), AxisType.Explicit)
-
-
-@pytest.mark.parametrize(("name", "value"), [("cpus_per_group", 0), ("gpus_per_group", -1)])
-def test_impossible_amounts_of_resources(name, value):
-    with pytest.raises(ValueError, match=f"{name} must"):
-        cluster.launch({"stage": 2}, "stage", **{name: value})
 
 
 @pytest.mark.parametrize(
@@ -125,6 +106,11 @@ def test_groups_that_cannot_be(arguments, message):
         ({"processes_per_group": "2"}, "processes_per_group must be .* not '2'"),
         ({"processes_per_group": [2, 2.0]}, r"processes_per_group\[1\] must be a whole number, not 2.0"),
         ({"mesh_shape": ["stage", 2]}, "mesh_shape must be a dict of axis names and sizes"),
+        (
+            {"axis_types": {"stage": "explicit"}},
+            "axis_types must be of jax.sharding.AxisType, .* not 'explicit'",
+        ),
+        ({"stuck_after": "1 min"}, "stuck_after must be a number of seconds above 0, or None"),
         ({"accelerator_types": 8}, "accelerator_types must be the name of an accelerator type, .* not 8"),
         ({"accelerator_types": ["A100", 8]}, r"accelerator_types\[1\] must be a str, not 8"),
         ({"groups": {"data": 2}}, "groups must be a sequence with the axes of each group"),
@@ -139,6 +125,28 @@ def test_groups_that_cannot_be(arguments, message):
 def test_values_of_wrong_types(arguments, message):
     with pytest.raises(TypeError, match=message):
         cluster.launch(**({"mesh_shape": {"stage": 2}, "mpmd_axis": "stage"} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"axis_types": {"data": AxisType.Explicit}},
+            "axis_types names the axis 'data'; the axes of groups are",
+        ),
+        ({"axis_types": AxisType.Manual}, "axis_types must be Auto or Explicit"),
+        ({"cpus_per_group": 0}, "cpus_per_group must"),
+        ({"gpus_per_group": -1}, "gpus_per_group must"),
+        ({"step_timeout": 0}, "step_timeout must be a number of seconds above 0, or None, not 0"),
+        ({"stuck_after": float("nan")}, "stuck_after must be a number of seconds above 0"),
+        ({"load_timeout": -1}, "load_timeout must be a number of seconds above 0"),
+        ({"max_in_flight": 0}, "max_in_flight must be a whole number of at least 1, not 0"),
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        cluster.launch({"stage": 2}, "stage", **arguments)
 
 
 def test_submeshes_have_all_axes():

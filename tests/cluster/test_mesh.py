@@ -39,3 +39,9 @@ def test_a_part_of_another_mesh_is_not_replaced():
     other = mpmd.AbstractMpmdMesh({"stage": 3}, "stage", parts=parts)
     with pytest.raises(ValueError, match=r"replace: part 'sampler', groups 2, of .* a part of another mesh"):
         mesh_of([{"stage": 1}] * 3, parts).replace(other.part("sampler"))
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_numbers_of_places_that_cannot_be(number):
+    with pytest.raises(ValueError, match=f"num_places must be a whole number from 1 to 4, not {number}"):
+        mesh_of([{"stage": 1}] * 4).resize(number)

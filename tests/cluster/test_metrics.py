@@ -14,6 +14,7 @@ from mpmd.runtime.device_memory import MemoryUse
 from mpmd.runtime.requests import StepReply
 from mpmd.runtime.step_meter import StepMeter, StepMeters
 from tests.support.ray_metrics import Metric
+from tests.support.waiting import await_that
 
 
 class Run:
@@ -115,9 +116,7 @@ def test_an_error_of_rays_metrics_is_logged_once_and_ends_the_reports(run, monke
     monkeypatch.setattr(Metric, "inc", refuse)
     monkeypatch.setattr(metrics, "REPORT_SECONDS", 0.01)
     run.metrics.start(run)
-    end = time.monotonic() + 10
-    while not caplog.records and time.monotonic() < end:
-        time.sleep(0.01)
+    await_that(lambda: caplog.records)
     run.metrics.close()  # would report once more
     (record,) = caplog.records
     assert record.message.startswith("The run goes on") and str(record.exc_info[1]) == "refused"

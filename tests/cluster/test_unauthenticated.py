@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pytest
 
@@ -26,11 +25,8 @@ from cluster.tcp.frames import FrameConnection, encode
 from cluster.tcp.local import LocalAddress, LocalListener, connect_locally
 from cluster.tcp.records import RecordWriter
 from cluster.tcp.rpc import Server
-from cluster.transports.router import Router
-from mpmd.runtime.transport import MessageId
-from tests.support.processes import endpoints
+from tests.support.pairs import SECONDS, Pair
 
-SECONDS = 20
 ALERT_BYTES = 7
 """Of TLS, for who begins with anything else than a handshake."""
 CREDENTIALS = make_credentials(encryption=True)
@@ -45,23 +41,14 @@ class Port(NamedTuple):
 
 @contextlib.contextmanager
 def of_transport(name):
-    submeshes = [jax.sharding.Mesh(np.array(jax.devices()[i : i + 1]), ("stage",)) for i in range(2)]
-    ends = [Router(*each) for each in zip(endpoints([1, 1]), submeshes, strict=True)]
-    addresses = [end.listen([name], "127.0.0.1", CREDENTIALS) for end in ends]
+    with Pair(name) as pair:
 
-    def admit():
-        with ThreadPoolExecutor(1) as thread:
-            accepting = thread.submit(ends[1].connect, {0: name}, addresses)
-            ends[0].connect({1: name}, addresses)
-            accepting.result(SECONDS)
-        ends[0].send(MessageId(0, 0, 1, 0), [np.arange(70_000)])
-        wanted = [jax.sharding.SingleDeviceSharding(jax.devices()[1])]
-        np.testing.assert_array_equal(ends[1].recv(MessageId(0, 0, 1, 0), wanted)[0], np.arange(70_000))
+        def admit():
+            pair.connect().send(0, np.arange(70_000))
+            np.testing.assert_array_equal(pair.take(0), [np.arange(70_000)])
 
-    address = addresses[1][name]
-    yield Port(address.connections if name == "device" else address, admit)
-    for end in ends:
-        end.close()
+        address = pair.addresses[1][name]
+        yield Port(address.connections if name == "device" else address, admit)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,18 @@ MICROBATCHES = 3
 UNARY = executable("f", [VECTOR], [VECTOR])
 
 
+def plan_of(*programs, results, executables=(UNARY,)):
+    """A plan of programs that have the argument ``x`` on group 0, and the results on the last group."""
+    last = len(programs) - 1
+    return Plan(
+        tuple(GroupProgram(i, tuple(program)) for i, program in enumerate(programs)),
+        executables,
+        (InputLeaf("x", "x", VECTOR, (0,), (), False),),
+        (),
+        tuple(OutputLeaf(name, name, VECTOR, (last,), ()) for name in results),
+    )
+
+
 def forwards():
     """One group sends what it makes of three microbatches; another one makes the results of that."""
     first, second = [], []
@@ -41,13 +53,7 @@ def forwards():
             run_of(f"fwd_1__{i}", "f", (f"h{i}",), (f"y{i}",)),
             Free((f"h{i}",)),
         ]
-    return Plan(
-        (GroupProgram(0, tuple(first)), GroupProgram(1, tuple(second))),
-        (UNARY,),
-        (InputLeaf("x", "x", VECTOR, (0,), (), False),),
-        (),
-        tuple(OutputLeaf(f"[{i}]", f"y{i}", VECTOR, (1,), ()) for i in range(MICROBATCHES)),
-    )
+    return plan_of(first, second, results=[f"y{i}" for i in range(MICROBATCHES)])
 
 
 def compiled(plan, temporaries):
@@ -58,14 +64,9 @@ def compiled(plan, temporaries):
 
 def test_devices_hold_their_parts_of_sharded_values():
     sharded = Executable("f", (VECTOR,), (VECTOR,), (), (("data",),), ((),))
-    plan = Plan(
-        (GroupProgram(0, (run_of("fwd_0__0", "f", ("x",), ("y",)),)),),
-        (sharded,),
-        (InputLeaf("x", "x", VECTOR, (0,), ("data",), False),),
-        (),
-        (OutputLeaf("", "y", VECTOR, (0,), ()),),
-        ((("data", 4), ("model", 2)),),
-    )
+    plan = plan_of([run_of("fwd_0__0", "f", ("x",), ("y",))], results=["y"], executables=(sharded,))
+    inputs = (dataclasses.replace(plan.inputs[0], spec=("data",)),)
+    plan = dataclasses.replace(plan, inputs=inputs, submeshes=((("data", 4), ("model", 2)),))
     assert verify(plan).live_bytes == (SIZE // 4 + SIZE,)
 
 
@@ -120,15 +121,10 @@ def test_every_transport_holds_messages_in_its_own_way(holding, sender, receiver
 def test_a_message_of_two_values_is_in_use_until_both_are_dropped():
     first = [run_of("fwd_0__0", "f", ("x",), (name,)) for name in "ab"]
     second = [run_of("fwd_1__0", "f", (name,), (f"of {name}",)) for name in "ab"]
-    plan = Plan(
-        (
-            GroupProgram(0, (*first, Send(("a", "b"), 1, 0), Free(("a", "b")))),
-            GroupProgram(1, (Recv(("a", "b"), 0, 0), second[0], Free(("a",)), second[1], Free(("b",)))),
-        ),
-        (UNARY,),
-        (InputLeaf("x", "x", VECTOR, (0,), (), False),),
-        (),
-        tuple(OutputLeaf(f"[{name}]", f"of {name}", VECTOR, (1,), ()) for name in "ab"),
+    plan = plan_of(
+        (*first, Send(("a", "b"), 1, 0), Free(("a", "b"))),
+        (Recv(("a", "b"), 0, 0), second[0], Free(("a",)), second[1], Free(("b",))),
+        results=["of a", "of b"],
     )
     memory = group_memories(plan, verify(plan).arrivals, {(0, 1): Holding.KEPT})[1]
     # At the end: both results, and room for the two values of this step and for those of the next one.
@@ -137,15 +133,11 @@ def test_a_message_of_two_values_is_in_use_until_both_are_dropped():
 
 def test_a_buffer_is_in_use_while_a_task_takes_its_message_over():
     takes_over = dataclasses.replace(UNARY, name="g", donated=(0,))
-    plan = Plan(
-        (
-            GroupProgram(0, (run_of("fwd_0__0", "f", ("x",), ("h",)), Send(("h",), 1, 0), Free(("h",)))),
-            GroupProgram(1, (Recv(("h",), 0, 0), run_of("fwd_1__0", "g", ("h",), ("y",)))),
-        ),
-        (UNARY, takes_over),
-        (InputLeaf("x", "x", VECTOR, (0,), (), False),),
-        (),
-        (OutputLeaf("y", "y", VECTOR, (1,), ()),),
+    plan = plan_of(
+        (run_of("fwd_0__0", "f", ("x",), ("h",)), Send(("h",), 1, 0), Free(("h",))),
+        (Recv(("h",), 0, 0), run_of("fwd_1__0", "g", ("h",), ("y",))),
+        results=["y"],
+        executables=(UNARY, takes_over),
     )
     plan = compiled(plan, temporaries=1000)  # so that the task needs most
     kept, elsewhere = (
@@ -171,13 +163,6 @@ def test_values_are_told_apart_by_what_they_are_for():
 
 
 def test_work_outside_the_loop_has_its_own_part():
-    plan = Plan(
-        (GroupProgram(0, (run_of("after_0", "f", ("x",), ("y",)),)),),
-        (UNARY,),
-        (InputLeaf("x", "x", VECTOR, (0,), (), False),),
-        (),
-        (OutputLeaf("", "y", VECTOR, (0,), ()),),
-    )
-    (memory,) = verify(plan).memory
+    (memory,) = verify(plan_of([run_of("after_0", "f", ("x",), ("y",))], results=["y"])).memory
     assert memory.task == OutsideTask("after", 0)
     assert memory.peak == MemoryParts(arguments=SIZE, outside=SIZE)

@@ -9,6 +9,12 @@ PATIENCE = 200
 """Seconds that the actors of a shared mesh may take to start, on a machine that has much else to do."""
 
 
+def launch(mesh_shape=None, **options):
+    """A mesh of a test's own, by default of two groups of one device; all tests share four CPUs."""
+    options = {"cpus_per_group": 0.25, "timeout": PATIENCE} | options
+    return cluster.launch(mesh_shape or {"stage": 2}, "stage", **options)
+
+
 @pytest.fixture(scope="session")
 def local_ray():
     # Ray starts workers with a low priority, so whatever else a machine does would keep them from starting.
@@ -27,8 +33,8 @@ def local_ray():
 @pytest.fixture(scope="session")
 def two_groups(local_ray):
     """Two groups of two devices each, with encrypted connections, as on two nodes. Tests leave it usable."""
-    options = {"transport": "network", "encryption": True, "timeout": PATIENCE}
-    with cluster.launch({"stage": 2, "fsdp": 2}, "stage", cpus_per_group=0.5, **options) as mesh:
+    shape = {"stage": 2, "fsdp": 2}
+    with launch(shape, cpus_per_group=0.5, transport="network", encryption=True) as mesh:
         yield mesh
 
 
@@ -38,19 +44,13 @@ def two_process_groups(local_ray):
 
     Each group is a part of the mesh, too.
     """
-    with cluster.launch(
-        {"stage": 2, "fsdp": 2},
-        "stage",
-        processes_per_group=2,
-        parts={"actor": 1, "sampler": 1},
-        cpus_per_group=0.25,
-        timeout=PATIENCE,
-    ) as mesh:
+    parts = {"actor": 1, "sampler": 1}
+    with launch({"stage": 2, "fsdp": 2}, processes_per_group=2, parts=parts) as mesh:
         yield mesh
 
 
 @pytest.fixture(scope="session")
 def four_groups(local_ray):
     """Four groups of one device each. Tests leave it usable."""
-    with cluster.launch({"stage": 4}, "stage", cpus_per_group=0.25, timeout=PATIENCE) as mesh:
+    with launch({"stage": 4}) as mesh:
         yield mesh

@@ -117,10 +117,14 @@ def assert_messages_keep_every_bit(mesh):
                 np.testing.assert_array_equal(arrived, array)
 
 
-def relay_program(work, shape=()):
+def add_one(x):
+    return (x + 1,)
+
+
+def relay_program(work=add_one):
     """Group 0 computes ``y = work(x)`` as ``fwd_0__0``; group 1 computes ``z = y + 1`` as ``fwd_1__0`` and
     sends it back; group 0 computes ``end = z + 1``."""
-    a = aval(shape)
+    a = aval(())
     plan = Plan(
         (
             group(
@@ -137,7 +141,12 @@ def relay_program(work, shape=()):
         (),
         (OutputLeaf("end", "end", a, (0,), ()), OutputLeaf("z", "z", a, (1,), ())),
     )
-    return Program(plan, {"work": work, "next": lambda x: (x + 1,)}, {})
+    return Program(plan, {"work": work, "next": add_one}, {})
+
+
+def relaying(mesh, work=add_one):
+    """Drives ``relay_program``, with 1 for ``x``."""
+    return ProgramDriver(mesh.runtime, relay_program(work), {"x": np.float32(1)})
 
 
 def wait_until_relaying(mesh, seconds=20):

@@ -15,7 +15,7 @@ import cluster
 import mpmd
 from mpmd.errors import NonFiniteError
 from mpmd.replay import load
-from tests.ray.conftest import PATIENCE
+from tests.ray.conftest import launch
 from tests.support.only_jax import ROOT
 
 LAYERS, WIDTH, ROWS = 4, 4, 8
@@ -76,8 +76,7 @@ def test_a_task_of_two_processes(two_process_groups, tmp_path):
 
 @pytest.mark.slow
 def test_a_nan_of_groups_that_recover(local_ray, tmp_path):
-    options = {"cpus_per_group": 0.25, "timeout": PATIENCE, "recovery": cluster.Recovery(every=2)}
-    with cluster.launch({"stage": 2}, "stage", capture=tmp_path, **options) as mesh:
+    with launch(capture=tmp_path, recovery=cluster.Recovery(every=2)) as mesh:
         compiled = mpmd.jit(step, mesh, donate_argnums=0).compile(*arguments())
         state, loss = compiled(*arguments())
         assert np.isfinite(float(loss)) and list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import time
 from pathlib import Path
 
 import jax
@@ -12,11 +11,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-import cluster
 import mpmd
 from mpmd.runtime.requests import Write
+from tests.ray.conftest import launch
 from tests.support.checkpoint_state import compiled, initial_state, tokens
 from tests.support.digests import digests
+from tests.support.waiting import await_that
 
 SECONDS = 60
 
@@ -39,15 +39,9 @@ def writing_held_up(runtime, monkeypatch):
         locked.append(directory)
         return ask(requests)
 
-    def wait_until_writing():
-        end = time.monotonic() + SECONDS
-        while not (locked and list(locked[0].glob("d/*"))):
-            assert time.monotonic() < end, "the group does not write"
-            time.sleep(0.01)
-
     with contextlib.ExitStack() as held, monkeypatch.context() as patched:
         patched.setattr(runtime, "ask", held_up)
-        yield wait_until_writing
+        yield lambda: await_that(lambda: locked and list(locked[0].glob("d/*")), SECONDS)
 
 
 @pytest.mark.slow
@@ -83,7 +77,7 @@ def test_a_group_that_dies_while_it_writes(local_ray, tmp_path, monkeypatch):
         return mpmd.treduce(mpmd.mark_stage_end, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
 
     handler = mpmd.checkpoint.handler()
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25) as mesh:
+    with launch() as mesh:
         array = mpmd.jit(total, mesh)(jax.random.normal(jax.random.key(0), (2, 1000)))
         expected, (group,) = np.asarray(array), array.mpmd_idxs
         (process,) = [process for process in mesh.processes if process.mpmd_idx == group]

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import ray
 
-import cluster
 import mpmd
 from cluster.recovery import Recovery
 from mpmd import replay
-from tests.ray.conftest import PATIENCE
+from tests.ray.conftest import launch
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
 
 STEPS, PLANTED_AFTER, SECONDS = 14, 6, 60
@@ -24,9 +23,7 @@ EVERY = 4
 def mesh(local_ray):
     """Two groups of two devices, which repeat their steps now and then, and go on whatever is found."""
     recovery = Recovery(every=EVERY, verify_every=EVERY, on_corruption="warn", max_failures=20)
-    with cluster.launch(
-        {"stage": 2, "fsdp": 2}, "stage", cpus_per_group=0.25, recovery=recovery, timeout=PATIENCE
-    ) as mesh:
+    with launch({"stage": 2, "fsdp": 2}, recovery=recovery) as mesh:
         yield mesh
 
 
@@ -132,9 +129,7 @@ def test_a_weight(mesh, step, undisturbed, capsys):
 @pytest.mark.slow
 def test_a_device_that_is_often_wrong_is_named_and_replaced(local_ray, undisturbed):
     recovery = Recovery(every=EVERY, verify_every=EVERY, on_corruption="replace", max_failures=20)
-    with cluster.launch(
-        {"stage": 2, "fsdp": 2}, "stage", cpus_per_group=0.25, recovery=recovery, timeout=PATIENCE
-    ) as mesh:
+    with launch({"stage": 2, "fsdp": 2}, recovery=recovery) as mesh:
         step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2), CLIPPED_ADAM), mesh, donate_argnums=0)
         pids = [group.pid for group in mesh.groups]
         _, state = train(step, lambda: call(mesh, 1, flip_results(7)))
@@ -173,9 +168,7 @@ def test_the_first_nan_is_found_and_the_state_is_as_before(local_ray, tmp_path):
         )
         return jax.tree.map(lambda weight, grad: weight - 0.01 * grad, params, grads), loss
 
-    with cluster.launch(
-        {"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery, timeout=PATIENCE
-    ) as mesh:
+    with launch(recovery=recovery) as mesh:
         step = mpmd.jit(function, mesh, donate_argnums=0)
         state = [np.full((8, 8), 0.3, np.float32)] * 2
         xs = np.ones((4, 2, 8), np.float32)

@@ -1,12 +1,18 @@
-"""Driver and actors hold after many steps, failures and programs what they held after the first."""
+"""Driver and actors hold after many steps, failures and programs what they held after a few."""
 
 import time
 
+import numpy as np
 import pytest
 import ray
 
 import cluster
-from tests.support.endurance import Training, held
+import mpmd
+from tests.ray.conftest import launch
+from tests.ray.test_left_out_parts import sample_step
+from tests.ray.test_parts import BATCH, WEIGHTS
+from tests.support.endurance import Training, assert_flat, held
+from tests.support.small_plans import stacked_step
 
 pytestmark = [
     pytest.mark.slow,
@@ -15,33 +21,66 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning"),
 ]
 
-SECONDS = 60
+SECONDS, ROUNDS = 60, 2000
 
 
-def held_by_all(actors):
+def held_by_all(mesh, step):
+    """With recovery, right after a snapshot, when the journal has nothing else."""
+    journal = mesh.runtime._ledger.journal if mesh.runtime.goes_back else None
+    for _ in range(3):  # processes have two snapshots, of which neither is to have what was before
+        step()
+        deadline = time.monotonic() + SECONDS
+        while journal is not None and journal.num_steps and time.monotonic() < deadline:
+            if journal.snapshot is None:
+                step()
+            time.sleep(0.01)
+    actors = mesh.runtime.actors
     return [held(), *ray.get([actor.__ray_call__.remote(held) for actor in actors], timeout=SECONDS)]
 
 
 def test_steps_and_programs_leave_nothing(two_groups):
-    actors = two_groups.runtime.actors
-    Training(two_groups).endure(lambda: held_by_all(actors))
+    training = Training(two_groups)
+    training.endure(lambda: held_by_all(two_groups, training.step))
 
 
 def test_steps_and_programs_leave_nothing_with_recovery(local_ray):
-    recovery = cluster.Recovery(every=5)
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery) as mesh:
+    with launch(recovery=cluster.Recovery(every=5)) as mesh:
         training = Training(mesh)
+        training.endure(lambda: held_by_all(mesh, training.step))
 
-        def measure():
-            """Right after a snapshot, when the journal has nothing else."""
-            journal = mesh.runtime._ledger.journal
-            for _ in range(3):  # processes have two snapshots, of which neither is to have what was before
-                training.step()
-                deadline = time.monotonic() + SECONDS
-                while journal.num_steps and time.monotonic() < deadline:
-                    if journal.snapshot is None:
-                        training.step()
-                    time.sleep(0.01)
-            return held_by_all(mesh.runtime._processes.actors)
 
-        training.endure(measure)
+class Rounds:
+    """A sampler makes batches with weights of the trainer, which learns from them, on parts of a mesh."""
+
+    def __init__(self, mesh):
+        self._weights = np.array(WEIGHTS)
+        train = mpmd.jit(stacked_step(2), mesh.part("trainer"), donate_argnums=0)
+        self._train = train.compile(self._weights, BATCH)
+        self._sample = mpmd.jit(sample_step, mesh.part("sampler")).compile(WEIGHTS, BATCH)
+
+    def run(self, count):
+        """Waits each tenth time, and in the end."""
+        for number in range(count):
+            copy = mpmd.reshard(self._weights, to=self._sample)
+            batch = mpmd.reshard(self._sample(copy, BATCH), to=self._train, argnum=1)
+            self._weights, loss = self._train(self._weights, batch)
+            if number % 10 == 9:
+                assert np.isfinite(float(loss))
+        self._weights.block_until_ready()
+
+
+@pytest.mark.parametrize(
+    "recovery",
+    [
+        pytest.param(None, id="without"),
+        pytest.param(cluster.Recovery(every=5, parts={"sampler": None}), id="left out"),
+    ],
+)
+def test_rounds_leave_nothing(local_ray, recovery):
+    parts = {"trainer": {"stage": 2}, "sampler": {"stage": 1}}
+    with cluster.launch(parts=parts, cpus_per_group=0.05, timeout=200, recovery=recovery) as mesh:
+        rounds = Rounds(mesh)
+        rounds.run(40)
+        before = held_by_all(mesh, lambda: rounds.run(1))
+        rounds.run(ROUNDS)
+        assert_flat(before, held_by_all(mesh, lambda: rounds.run(1)))

@@ -3,12 +3,12 @@
 import pytest
 from jax.sharding import AxisType
 
-import cluster
+from tests.ray.conftest import launch
 from tests.support.explicit import assert_two_axes
 
 
 @pytest.mark.slow
 def test_two_axes(local_ray):
     axes = {"stage": 2, "fsdp": 2, "tensor": 2}
-    with cluster.launch(axes, "stage", axis_types=AxisType.Explicit, cpus_per_group=0.25) as mesh:
+    with launch(axes, axis_types=AxisType.Explicit) as mesh:
         assert_two_axes(mesh)

@@ -9,7 +9,6 @@ import types
 import weakref
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import ray
 
@@ -19,11 +18,12 @@ import mpmd.errors
 from cluster.transports.inbox import ProcessInbox
 from cluster.transports.object_store import ObjectStoreTransport
 from mpmd.runtime.transport import MessageId
+from tests.ray.conftest import launch
 from tests.ray.hand_written_programs import (
-    ProgramDriver,
     allocate_too_much,
     compute_forever,
     relay_program,
+    relaying,
     wait_until_relaying,
 )
 from tests.support.models import batch, init, make_step, mse, weights
@@ -31,10 +31,6 @@ from tests.support.models import batch, init, make_step, mse, weights
 SECONDS = 60
 SOON = 15
 """Seconds within which a failure ends all waiting for the group."""
-
-
-def add_one(x):
-    return (x + 1,)
 
 
 def outcome(future, seconds=SOON):
@@ -47,14 +43,14 @@ def outcome(future, seconds=SOON):
 @pytest.fixture
 def disposable_mesh(local_ray):
     """A mesh of two groups, which the test may kill."""
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25) as mesh:
+    with launch() as mesh:
         yield mesh
 
 
 def test_a_failing_task_is_named_and_the_others_are_unblocked(two_groups):
     runtime = two_groups.runtime
-    failing = ProgramDriver(runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
-    working = ProgramDriver(runtime, relay_program(add_one), {"x": np.float32(1)})
+    failing = relaying(two_groups, allocate_too_much)
+    working = relaying(two_groups)
     futures, outputs = failing.step()
     queued, _ = working.step()
 
@@ -80,7 +76,7 @@ def test_a_failing_task_is_named_and_the_others_are_unblocked(two_groups):
 
 
 def test_a_program_that_does_not_compile_names_the_group(two_groups):
-    program = relay_program(add_one)
+    program = relay_program()
     with pytest.raises(mpmd.errors.TaskError, match="loading the program failed on group 0") as caught:
         broken = {"work": b"not an export", "next": b"neither"}
         shipment = cluster.protocol.shipment.Shipment(program.plan, broken, {}, {})
@@ -95,7 +91,7 @@ def test_a_program_that_does_not_compile_names_the_group(two_groups):
 def test_an_interrupt_between_requests_leaves_no_group_waiting(mesh, sent, monkeypatch, request):
     """It comes before or after the second request is sent: to another group, or in the same one."""
     mesh = request.getfixturevalue(mesh)
-    driver = ProgramDriver(mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
+    driver = relaying(mesh)
     send, calls = cluster.tcp.rpc.Client.send, itertools.count()
 
     def interrupted(client, frame):
@@ -116,7 +112,7 @@ def test_an_interrupt_between_requests_leaves_no_group_waiting(mesh, sent, monke
 def test_an_unresponsive_actor_is_named(disposable_mesh, monkeypatch):
     monkeypatch.setattr(cluster.driver.calls.liveness, "PING_SECONDS", 1)
     monkeypatch.setattr(cluster.driver.calls.liveness, "UNRESPONSIVE_SECONDS", 4)
-    driver = ProgramDriver(disposable_mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
+    driver = relaying(disposable_mesh)
     os.kill(disposable_mesh.groups[0].pid, signal.SIGSTOP)
     try:
         # No step is needed for it: whatever is waited for.
@@ -124,7 +120,7 @@ def test_an_unresponsive_actor_is_named(disposable_mesh, monkeypatch):
         assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)
         assert "group 0 is stuck: its process has not answered for" in str(error)
         with pytest.raises(mpmd.errors.GroupDiedError, match="group 0 is stuck"):
-            disposable_mesh.runtime.load(relay_program(add_one))
+            disposable_mesh.runtime.load(relay_program())
     finally:
         os.kill(disposable_mesh.groups[0].pid, signal.SIGKILL)
 
@@ -132,8 +128,8 @@ def test_an_unresponsive_actor_is_named(disposable_mesh, monkeypatch):
 @pytest.mark.slow
 def test_a_task_that_never_ends_is_named_and_its_group_ended(local_ray, monkeypatch):
     monkeypatch.setattr(cluster.driver.calls.liveness, "LEAVE_SECONDS", 1)
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, step_timeout=2) as mesh:
-        driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
+    with launch(step_timeout=2) as mesh:
+        driver = relaying(mesh, compute_forever)
         futures, _ = driver.step()
         wait_until_relaying(mesh)
         assert mesh.status().processes[0].pending == 1
@@ -154,7 +150,7 @@ def test_a_task_that_never_ends_is_named_and_its_group_ended(local_ray, monkeypa
 @pytest.mark.slow
 def test_close_fails_pending_calls(disposable_mesh):
     runtime = disposable_mesh.runtime
-    driver = ProgramDriver(runtime, relay_program(compute_forever), {"x": np.float32(1)})
+    driver = relaying(disposable_mesh, compute_forever)
     futures, _ = driver.step()
     disposable_mesh.close()
     disposable_mesh.close()
@@ -163,7 +159,7 @@ def test_close_fails_pending_calls(disposable_mesh):
         with pytest.raises(RuntimeError, match="closed"):
             future.result(SOON)
     with pytest.raises(RuntimeError, match="closed"):
-        runtime.load(relay_program(add_one))
+        runtime.load(relay_program())
     runtime.free((0, 1), driver.handles["x"])  # as the garbage collector may
     with pytest.raises(RuntimeError, match="the mesh was closed; launch another one"):
         disposable_mesh.runtime  # noqa: B018

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import time
 
 import jax
 import numpy as np
@@ -14,17 +13,14 @@ import cluster
 import mpmd
 from cluster import trial
 from mpmd.meshes.group_mesh import GroupMesh
+from tests.ray.conftest import launch
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.subprocesses import run_code
+from tests.support.waiting import await_that
 
 
-def free_cpus_become(amount, seconds=20):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if ray.available_resources().get("CPU", 0) == amount:
-            return True
-        time.sleep(0.1)
-    return False
+def await_free_cpus(amount):
+    await_that(lambda: ray.available_resources().get("CPU", 0) == amount)
 
 
 @pytest.fixture
@@ -37,7 +33,7 @@ def free(local_ray):
         for bundle in table["bundles"].values()
     )
     cpus = ray.cluster_resources()["CPU"] - reserved
-    assert free_cpus_become(cpus)
+    await_free_cpus(cpus)
     return cpus
 
 
@@ -65,15 +61,15 @@ def test_a_lack_of_resources_shows_what_is_requested_and_available(free, capsys)
     assert "GPU: 3 asked, 0 available of 0, 3 missing" in message
     assert "nodes: 4 CPU, 0 GPU" in message
     assert "waiting up to 1 s" in capsys.readouterr().err
-    assert free_cpus_become(free)
+    await_free_cpus(free)
 
 
 @pytest.mark.slow
 def test_an_actor_that_cannot_start_names_the_group(free):
     with pytest.raises(RuntimeError, match="group 0 could not start") as caught:
-        cluster.launch({"stage": 1}, "stage", platform="nowhere", cpus_per_group=0.25)
+        launch({"stage": 1}, platform="nowhere")
     assert "nowhere" in str(caught.value)
-    assert free_cpus_become(free)
+    await_free_cpus(free)
 
 
 @pytest.mark.slow
@@ -82,35 +78,29 @@ def test_an_actor_that_starts_slowly_is_named_with_what_it_does_and_its_logs(fre
     tmp_path.joinpath("xxhash.py").write_text("import time; time.sleep(60)")
     paths = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     with pytest.raises(RuntimeError, match="the actors of group 0 did not start within 5 s") as caught:
-        cluster.launch(
-            {"stage": 1},
-            "stage",
-            cpus_per_group=0.25,
-            timeout=5,
-            runtime_env={"env_vars": {"PYTHONPATH": paths}},
-        )
+        launch({"stage": 1}, timeout=5, runtime_env={"env_vars": {"PYTHONPATH": paths}})
     _, progress, advice = str(caught.value).splitlines()
     assert re.fullmatch(r"  group 0: (process \d+ imports JAX|queued, .*)", progress)
     logs = re.search("Ray's logs are in (.*) on the node", advice)[1]
     assert os.path.isdir(logs) and "launch(timeout=...)" in advice
-    assert free_cpus_become(free)
+    await_free_cpus(free)
 
 
 @pytest.mark.slow
 def test_close_gives_the_resources_back_and_may_be_repeated(free):
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.5) as mesh:
-        assert free_cpus_become(free - 1)
+    with launch(cpus_per_group=0.5) as mesh:
+        await_free_cpus(free - 1)
     mesh.close()
     assert repr(mesh).endswith("closed)")
-    assert free_cpus_become(free)
+    await_free_cpus(free)
     assert ray.is_initialized()
 
 
 @pytest.mark.slow
 def test_dropping_the_mesh_ends_the_groups(free):
-    mesh = cluster.launch({"stage": 1}, "stage", cpus_per_group=0.5)
+    mesh = launch({"stage": 1}, cpus_per_group=0.5)
     del mesh
-    assert free_cpus_become(free)
+    await_free_cpus(free)
 
 
 def environment_of(group):
@@ -124,7 +114,7 @@ def test_the_users_runtime_env_reaches_the_groups(local_ray):
     variables = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "OF_MINE": "kept"}
     runtime_env = {"env_vars": variables}
     shape = {"stage": 1, "fsdp": 3}
-    with cluster.launch(shape, "stage", cpus_per_group=0.25, runtime_env=runtime_env) as mesh:
+    with launch(shape, runtime_env=runtime_env) as mesh:
         assert len(mesh.groups[0].devices) == 3
         environment = environment_of(mesh.groups[0])
     assert (environment["OF_MINE"], environment["JAX_NUM_CPU_DEVICES"]) == ("kept", "3")
@@ -163,7 +153,7 @@ def test_launch_joins_the_cluster_at_an_address(free, given_as):
     )
     assert out.split() == [address]
     assert "started Ray" not in err
-    assert free_cpus_become(free)
+    await_free_cpus(free)
 
 
 def test_the_trial_of_the_doctor_runs_a_step_on_actors(two_groups, monkeypatch):
@@ -198,7 +188,7 @@ def test_a_later_run_finds_what_an_earlier_one_has_compiled(local_ray, tmp_path)
     step = make_step(mse, mpmd.Std1F1B(2))
 
     def run():
-        with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.5, compilation_cache=tmp_path) as mesh:
+        with launch(compilation_cache=tmp_path) as mesh:
             assert list(mesh.seconds) == ["ray", "resources", "actors", "transports"]
             assert all(seconds >= 0 for seconds in mesh.seconds.values())
             compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0)
@@ -215,6 +205,6 @@ def test_a_later_run_finds_what_an_earlier_one_has_compiled(local_ray, tmp_path)
 
 @pytest.mark.slow
 def test_without_a_compilation_cache_nothing_is_kept(local_ray):
-    with cluster.launch({"stage": 1}, "stage", compilation_cache=None) as mesh:
+    with launch({"stage": 1}, compilation_cache=None) as mesh:
         (actor,) = mesh.runtime.actors
         assert ray.get(actor.__ray_call__.remote(lambda _: jax.config.jax_compilation_cache_dir)) is None

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from mpmd.errors import GroupDiedError
 from tests.ray.test_parts import BATCH
 from tests.ray.test_parts import WEIGHTS as WEIGHTS_OF_JAX
 from tests.support.small_plans import stacked_step
+from tests.support.waiting import await_that
 
 WEIGHTS = np.array(WEIGHTS_OF_JAX)  # which no step deletes
 PARTS = {"trainer": {"stage": 2}, "sampler": {"stage": 1, "model": 2}}
@@ -32,8 +32,7 @@ def mesh(local_ray):
 
 def reports_of(mesh, count):
     """The last report, when there are so many: they follow what they report on."""
-    while len(mesh.recoveries) < count:
-        time.sleep(0.05)
+    await_that(lambda: len(mesh.recoveries) >= count, 60)
     assert len(mesh.recoveries) == count
     return mesh.recoveries[-1]
 

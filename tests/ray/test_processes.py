@@ -4,7 +4,6 @@ import concurrent.futures
 import os
 import pathlib
 import signal
-import time
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +12,11 @@ import pytest
 import ray
 from jax.sharding import PartitionSpec as P
 
-import cluster
 import mpmd
 from mpmd.errors import GroupDiedError, TaskError
+from tests.ray.conftest import launch
 from tests.support.parity import assert_close
+from tests.support.waiting import await_that
 
 # A task that takes forever has most of the work.
 pytestmark = pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning")
@@ -53,15 +53,13 @@ def arguments():
     return weights, xs, ys
 
 
-def launch(**options):
-    return cluster.launch(
-        {"stage": 2, "fsdp": 2}, "stage", processes_per_group=2, cpus_per_group=0.25, **options
-    )
+def launch_processes(**options):
+    return launch({"stage": 2, "fsdp": 2}, processes_per_group=2, **options)
 
 
 @pytest.fixture
 def disposable_mesh(local_ray):
-    with launch() as mesh:
+    with launch_processes() as mesh:
         yield mesh
 
 
@@ -77,8 +75,7 @@ def processor_seconds(pid):
 def wait_until_computing(process):
     """Waits until a process has computed for a while, which it does in the endless task alone."""
     start = processor_seconds(process.pid)
-    while processor_seconds(process.pid) < start + 1:
-        time.sleep(0.05)
+    await_that(lambda: processor_seconds(process.pid) >= start + 1, 60)
 
 
 def test_every_process_has_its_part_of_the_devices(two_process_groups):
@@ -124,7 +121,7 @@ def check_replicated_readers(mesh, copies):
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["network", "device", "object_store"])
 def test_other_transports_carry_parts_as_well(local_ray, transport):
-    with launch(transport=transport) as mesh:
+    with launch_processes(transport=transport) as mesh:
         assert_close(jitted(3, mesh)(*arguments()), jax.jit(evaluation(3))(*arguments()))
         check_replicated_readers(mesh, copies=1)
 
@@ -189,11 +186,8 @@ def test_a_group_dies_with_any_of_its_processes(disposable_mesh, victim):
     assert caught.value.mpmd_idx == process.mpmd_idx
     with pytest.raises(GroupDiedError, match=name):
         float(jitted(3, mesh)(*arguments()))
-    deadline = time.monotonic() + SOON
-    for other in mesh.processes:
-        while other.mpmd_idx == process.mpmd_idx and os.path.exists(f"/proc/{other.pid}"):
-            assert time.monotonic() < deadline, f"{other} lives on"
-            time.sleep(0.05)
+    pids = [other.pid for other in mesh.processes if other.mpmd_idx == process.mpmd_idx]
+    await_that(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), SOON)
 
 
 @pytest.mark.slow
@@ -215,7 +209,7 @@ def test_a_process_that_dies_while_its_group_compiles_is_named(disposable_mesh, 
 @pytest.mark.slow
 def test_a_stopped_process_is_found_by_the_time_out_of_a_collective(local_ray):
     environment = {"env_vars": {"XLA_FLAGS": "--xla_cpu_collective_timeout_seconds=2"}}
-    with launch(runtime_env=environment) as mesh:
+    with launch_processes(runtime_env=environment) as mesh:
         result = jitted(FOREVER, mesh)(*arguments())
         wait_until_computing(mesh.processes[2])
         os.kill(mesh.processes[3].pid, signal.SIGSTOP)

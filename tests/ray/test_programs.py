@@ -7,7 +7,7 @@ import pytest
 import ray
 
 import mpmd
-from tests.ray.hand_written_programs import ProgramDriver, relay_program
+from tests.ray.hand_written_programs import relay_program, relaying
 from tests.support.models import batch, init, make_step, mse, weights
 
 SECONDS = 60
@@ -23,15 +23,11 @@ def held(mesh):
     return ray.get([actor.__ray_call__.remote(look) for actor in mesh.runtime.actors], timeout=SECONDS)
 
 
-def add_one(x):
-    return (x + 1,)
-
-
 @pytest.fixture
 def relay(two_groups):
     """A driver whose steps tell the groups what was released before, and the programs they hold then."""
     gc.collect()
-    driver = ProgramDriver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
+    driver = relaying(two_groups)
 
     def run():
         gc.collect()
@@ -74,6 +70,6 @@ def test_a_program_that_does_not_reach_all_groups_stays_nowhere(two_groups, rela
     for fault, raised in ((broken, Exception), (interrupted, KeyboardInterrupt)):
         with monkeypatch.context() as patched, pytest.raises(raised):
             patched.setattr(two_groups.runtime._calls, "call_ray", fault)
-            two_groups.runtime.load(relay_program(add_one))
+            two_groups.runtime.load(relay_program())
         run()
         assert held(two_groups) == before

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import jax
 import numpy as np
@@ -15,8 +14,9 @@ import mpmd
 from cluster.recovery import Recovery
 from mpmd.errors import StateLostError
 from mpmd.runtime.requests import Write
+from tests.ray.conftest import launch
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
-from tests.support.pretended_groups import await_told
+from tests.support.waiting import await_that
 
 STEPS = 12
 
@@ -25,7 +25,7 @@ STEPS = 12
 def recovering_mesh(local_ray):
     """Two groups that are replaced when they die. Tests leave it usable."""
     recovery = Recovery(every=4, max_failures=20)
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery) as mesh:
+    with launch(recovery=recovery) as mesh:
         yield mesh
 
 
@@ -46,10 +46,8 @@ def train(step, disturb=lambda number, state: None, steps=STEPS, state=None):
 
 
 def recoveries(mesh, count):
-    """The last reports; the last one comes when all is as before, which the results do not wait for."""
-    deadline = time.monotonic() + 20
-    while len(mesh.recoveries) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
+    """The reports, once there are so many: one comes when all is as before, which results do not wait for."""
+    await_that(lambda: len(mesh.recoveries) >= count)
     return mesh.recoveries
 
 
@@ -91,7 +89,9 @@ def test_each_group_may_die(recovering_mesh, capsys):
     assert list(first.seconds) == ["started", "connected", "loaded", "restored", "replayed"]
     assert 0 < first.num_replayed <= 8
     assert first.reason.startswith("group 0 died")
-    assert await_told(capsys, "cluster: recovered group 1").count("cluster: recovered group") == 2
+    told = []  # by a thread, when all is as before
+    await_that(lambda: told.append(capsys.readouterr().err) or "cluster: recovered group 1" in "".join(told))
+    assert "".join(told).count("cluster: recovered group") == 2
     first_has, second_has = loaded_programs(mesh)
     assert first_has == second_has, "what was not loaded by all stays nowhere"
     expected = jax.jit(make_step(mse, mpmd.GPipe(2)))(init(weights(2)), *batch())[1][0]
@@ -133,13 +133,8 @@ def test_a_checkpoint_is_completed_by_the_process_that_takes_the_place_of_a_dead
 @pytest.mark.slow
 def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_lose_the_values(local_ray, tmp_path):
     """With Ray's calls in place of the driver's connections."""
-    with cluster.launch(
-        {"stage": 2},
-        "stage",
-        cpus_per_group=0.25,
-        transport="object_store",
-        recovery=Recovery(every=4, spares=1, max_failures=10),
-    ) as mesh:
+    recovery = Recovery(every=4, spares=1, max_failures=10)
+    with launch(transport="object_store", recovery=recovery) as mesh:
         step = compiled(mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
         undisturbed = train(step)
         spare = mesh.runtime._processes.spares._spares[0].actor
@@ -197,7 +192,7 @@ def test_groups_share_a_place_and_get_their_own_back_on_request(recovering_mesh,
 def test_a_process_that_is_told_to_end_is_replaced_before(local_ray):
     """Its node is the only one, so the group stays there."""
     recovery = Recovery(every=4, max_failures=1)
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery) as mesh:
+    with launch(recovery=recovery) as mesh:
         step = compiled(mesh)
         undisturbed = train(step)
         pids = [group.pid for group in mesh.groups]
@@ -242,9 +237,7 @@ def test_of_two_groups_that_lose_each_other_one_is_replaced(local_ray):
         if number == 6:
             ray.get(mesh.runtime.actors[0].__ray_call__.remote(lose_the_peer))
 
-    with cluster.launch(
-        {"stage": 2}, "stage", cpus_per_group=0.25, transport="network", recovery=Recovery(every=4)
-    ) as mesh:
+    with launch(transport="network", recovery=Recovery(every=4)) as mesh:
         step = compiled(mesh)
         undisturbed = train(step)
         pids = {group.pid for group in mesh.groups}
@@ -257,14 +250,8 @@ def test_of_two_groups_that_lose_each_other_one_is_replaced(local_ray):
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["auto", "device", "network"])
 def test_a_group_of_several_processes_is_replaced_as_a_whole(local_ray, transport):
-    with cluster.launch(
-        {"stage": 2, "fsdp": 2},
-        "stage",
-        processes_per_group=2,
-        cpus_per_group=0.25,
-        transport=transport,
-        recovery=Recovery(every=4),
-    ) as mesh:
+    options = {"processes_per_group": 2, "transport": transport, "recovery": Recovery(every=4)}
+    with launch({"stage": 2, "fsdp": 2}, **options) as mesh:
         step = compiled(mesh, in_specs=(P(), P(None, "fsdp"), P(None, "fsdp")))
         undisturbed = train(step)
         pids = [process.pid for process in mesh.processes]

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import ray
 
-import cluster
 import mpmd
 from cluster.transports.choice import NAMES
 from mpmd.errors import StepAborted
+from tests.ray.conftest import launch
 from tests.ray.hand_written_programs import (
-    ProgramDriver,
     allocate_too_much,
     assert_messages_keep_every_bit,
     compute_forever,
     relay_program,
+    relaying,
     wait_until_relaying,
 )
 from tests.support.models import batch, init, make_step, mse, weights
@@ -36,7 +36,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name !
 def mesh(local_ray, request):
     """Two groups of two devices, with one of the transports."""
     shape = {"stage": 2, "fsdp": 2}
-    with cluster.launch(shape, "stage", cpus_per_group=0.25, transport=request.param) as mesh:
+    with launch(shape, transport=request.param) as mesh:
         assert mesh.transports == {(0, 1): request.param}
         # TCP takes ports that a network may close; the object store needs none but Ray's.
         assert mesh.runtime._calls.by_ray == (request.param == "object_store")
@@ -48,12 +48,12 @@ def test_messages_keep_every_bit(mesh):
 
 
 def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
-    failing = ProgramDriver(mesh.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
+    failing = relaying(mesh, allocate_too_much)
     for _ in range(3):
         futures, _ = failing.step()
         assert type(futures[0].exception(SOON)) is mpmd.errors.TaskError
         assert type(futures[1].exception(SOON)) is StepAborted
-    unsendable = ProgramDriver(mesh.runtime, relay_program(lambda x: (x + 1,)), {"x": np.float32(1)})
+    unsendable = relaying(mesh)
     unsendable.unsent["x"] = np.array([threading.Lock()], dtype=object)  # a lock does not pickle
     futures, _ = unsendable.step()
     assert isinstance(futures[0].exception(SOON), TypeError)
@@ -70,7 +70,7 @@ def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
 
 def test_an_actor_killed_in_a_step_is_named_at_once_in_all_that_is_pending(mesh):
     """The last test that uses the mesh. By the network the victim waits, by the object store it computes."""
-    driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
+    driver = relaying(mesh, compute_forever)
     steps = [driver.step() for _ in range(3)]
     victim = 0 if mesh.runtime._calls.by_ray else 1
     fetch = mesh.runtime.fetch(victim, driver.handles["x"])

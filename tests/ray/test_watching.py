@@ -11,6 +11,7 @@ import ray
 import cluster
 import mpmd
 from tests.support.models import init, make_step, mse, weights
+from tests.support.waiting import await_that
 from tests.watching.test_metrics import train
 
 SECONDS = 60
@@ -69,10 +70,8 @@ def test_a_recovery_is_in_both_metrics(local_ray):
             state = jax.block_until_ready(train(step, init(weights(2)), 3))
             ray.kill(mesh.runtime.actors[1])
             state = jax.block_until_ready(train(step, state, 2))
-            end = time.monotonic() + SECONDS
-            while not mesh.recoveries:  # it is reported when the steps that it repeats are answered
-                assert time.monotonic() < end
-                time.sleep(0.05)
+            # It is reported when the steps that it repeats are answered.
+            await_that(lambda: mesh.recoveries, SECONDS)
             state = jax.block_until_ready(train(step, state, 1))
         assert [number for number, _ in written] == list(range(6))
         assert written[0][1]["recoveries"] == 0 and written[-1][1]["recoveries"] == 1

@@ -45,6 +45,17 @@ def compile_error(step, *args, groups=2, **options):
     return message
 
 
+def exploding(params, x):
+    """A loss that fails between its two stages."""
+
+    def explode(h):
+        raise ArithmeticError("too hot")
+
+    h = mpmd.mark_stage_end(x @ params[0])
+    h = jax.pure_callback(explode, jax.ShapeDtypeStruct(h.shape, h.dtype), jax.lax.stop_gradient(h))
+    return jnp.mean(h) + jnp.mean(params[1])
+
+
 def test_a_mark_where_no_stage_can_end():
     def model(p, x):
         return jax.lax.cond(x[0, 0] > 0, lambda h: mpmd.mark_stage_end(h), lambda h: h, x @ p[0])
@@ -141,16 +152,8 @@ def test_what_is_no_mesh(given, message):
 
 @pytest.mark.parametrize("donate_argnums", [None, 0])
 def test_the_error_of_a_lost_value_says_what_would_have_kept_the_arguments(donate_argnums):
-    def explode(h):
-        raise ArithmeticError("too hot")
-
-    def loss(params, x):
-        h = mpmd.mark_stage_end(x @ params[0])
-        h = jax.pure_callback(explode, jax.ShapeDtypeStruct(h.shape, h.dtype), jax.lax.stop_gradient(h))
-        return jnp.mean(h) + jnp.mean(params[1])
-
     with mesh_of(2) as mesh:
-        step = mpmd.jit(step_of(loss), mesh, donate_argnums=donate_argnums)
+        step = mpmd.jit(step_of(exploding), mesh, donate_argnums=donate_argnums)
         params, _ = step([jnp.copy(p) for p in PARAMS[:2]], XS)
         params, total = step(params, XS)
         with pytest.raises(LostValueError, match="too hot") as caught:
@@ -161,16 +164,8 @@ def test_the_error_of_a_lost_value_says_what_would_have_kept_the_arguments(donat
 
 
 def test_a_lost_value_keeps_its_reason_through_later_steps_and_other_processes():
-    def loss(params, x):
-        def fail(h):
-            raise ArithmeticError("too hot")
-
-        h = mpmd.mark_stage_end(x @ params[0])
-        h = jax.pure_callback(fail, jax.ShapeDtypeStruct(h.shape, h.dtype), jax.lax.stop_gradient(h))
-        return jnp.mean(h) + jnp.mean(params[1])
-
     with mesh_of(2) as mesh:
-        compiled = mpmd.jit(step_of(loss), mpmd_mesh=mesh)
+        compiled = mpmd.jit(step_of(exploding), mpmd_mesh=mesh)
         params = PARAMS[:2]
         for _ in range(3):
             params, _ = compiled(params, XS)

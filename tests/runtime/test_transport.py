@@ -8,7 +8,7 @@ import pytest
 
 from mpmd.errors import StepAborted
 from mpmd.runtime.in_process import InProcessTransport
-from mpmd.runtime.inbox import ArrayArrival, Inbox
+from mpmd.runtime.inbox import Inbox
 from mpmd.runtime.transport import MessageId
 from mpmd.sharding import to_sharding
 from tests.support.parity import mesh_of
@@ -64,24 +64,3 @@ def test_an_abort_ends_the_waiting_for_its_step_alone(ends):
     assert int(receiver.recv(message(2), [None])[0]) == 2
     with pytest.raises(StepAborted):
         receiver.recv(message(1), [None])
-
-
-def test_an_inbox_forgets_steps_that_have_ended():
-    """Whether the group receives something in a step or not."""
-    inbox = Inbox()
-    for step in range(10):
-        inbox.begin_step(step)
-        inbox.abort(step, "the sender failed")
-        inbox.abort(step + 1, "the next one failed, too")
-        inbox.add(message(step), ArrayArrival([np.array(step)]))
-        inbox.add(message(step - 1), ArrayArrival([np.array(step)]))
-    inbox.begin_step(10)
-    assert inbox._aborted == {10: "the next one failed, too"}
-    assert not inbox._arrived
-    with pytest.raises(StepAborted, match="the next one failed, too"):
-        inbox.take(message(10))
-    inbox.begin_step(11)
-    inbox.add(message(10), ArrayArrival([np.array(10)]))
-    inbox.add(message(11), ArrayArrival([np.array(11)]))
-    assert int(inbox.take(message(11)).open([])[0]) == 11
-    assert not inbox._arrived

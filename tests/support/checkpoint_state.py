@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 from jax.sharding import PartitionSpec as P
 
 import mpmd
@@ -60,3 +61,9 @@ def compiled(mesh, schedule, sharded=False):
     specs = jax.tree.map(lambda leaf: P("fsdp") if sharded and np.ndim(leaf) == 2 else P(), state)
     jitted = mpmd.jit(step_of(schedule), mesh, in_specs=(specs, P()), donate_argnums=0)
     return jitted.compile(state, tokens())
+
+
+def save_plain(path, tree):
+    """Saves a tree by Orbax alone."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, tree)

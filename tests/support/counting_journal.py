@@ -12,7 +12,9 @@ class CountingJournal(Journal):
         super().__init__()
         self._numbers = itertools.count(1)
 
-    def answer(self, attempt, request, mpmd_idx, result=None, error=None):
+    def answer(self, request, mpmd_idx, result=None, error=None, attempt=None):
+        """By default in the present attempt."""
+        attempt = self.attempt if attempt is None else attempt
         return super().answer(attempt, Outcome(request, mpmd_idx, result, error))
 
     def add_step(self, requests):

@@ -11,11 +11,13 @@ from concurrent.futures import Future
 import numpy as np
 
 from cluster.driver.calls.joined import failed
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import Recovery
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.ledger import State
 from cluster.recovery.lock import Lock
 from cluster.recovery.processes import SupersededError
+from cluster.recovery.report import SHRUNK
 from cluster.recovery.rewinds import RewindRequest
 from cluster.recovery.runtime import RecoveringRuntime
 from cluster.recovery.store import Snapshot
@@ -27,7 +29,7 @@ from mpmd.runtime.digests import (
     ValueDigest,
 )
 from mpmd.runtime.lost_values import LostValueError
-from mpmd.runtime.requests import CopyOut, Digests, Fetch, Read, StepReply, StepRequest
+from mpmd.runtime.requests import CopyOut, Digests, Fetch, Read, StepReply, StepRequest, Write
 
 MANY = 10**4
 STATE, DONATED = 10**6, 10**6 + 1
@@ -109,6 +111,7 @@ class Group:
         self.is_alive = self.is_open = self.is_loaded = True
         self.inbox = collections.deque()
         self.chain = ()  # the steps that have made its values
+        self.copied = set()  # for storage
 
     def end(self):
         self.is_alive = False
@@ -188,7 +191,7 @@ class Groups:
     unload = release
 
     def ask_health(self):
-        pass
+        self.world.phases.append(("health", None))
 
     def close(self):
         for futures in self.pending:
@@ -207,8 +210,16 @@ class Processes:
     def __init__(self, world):
         self.world = world
         self.allocations = self.spares = self
-        self.infos = ()
         self.stop = threading.Event()
+        self.num_own, self.can_share = len(world.groups), True
+
+    @property
+    def infos(self):
+        shares_with = self.world.shares_with
+        return [
+            ProcessInfo(i, 0, "host", "id", 100 + i, (), (), shares_with=shares_with.get(i))
+            for i in range(len(self.world.groups))
+        ]
 
     def calls(self, connections, on_death):
         self.on_death = on_death
@@ -224,7 +235,8 @@ class Processes:
     def lose(self, *numbers):
         pass
 
-    mark_committed = lose
+    def mark_committed(self):
+        self.world.phases.append(("mark_committed", self.world.journal.committed))
 
     def reset(self, but, programs):
         self.world.enter("reset")
@@ -285,6 +297,7 @@ class Processes:
         self.world.check_alive(self.world.logged)
         for mpmd_idx in self.world.logged:
             self.world.groups[mpmd_idx].chain = self.world.copies[snapshot][mpmd_idx]
+            self.world.groups[mpmd_idx].copied.clear()
 
     def connect_driver(self):
         self.world.enter("connect_driver")
@@ -299,7 +312,7 @@ class Processes:
 
     def find_dead(self):
         self.world.enter("find_dead")
-        return self.world.dead
+        return self.world.dead | self.world.silent
 
     def without_node(self):
         return {0} if self.world.gone else set()
@@ -315,6 +328,7 @@ class Processes:
         if self.world.has_place:
             self.world.prepared[mpmd_idx] = next(self.world.numbers)
             self.world.places.add(self.world.prepared[mpmd_idx])
+            self.world.shares_with[mpmd_idx] = 0 if kind == SHRUNK else None
         return self.world.has_place
 
     def discard(self):
@@ -343,6 +357,7 @@ class World:
       threads: those that have not ended.
       phases: the phases that were entered, each with its groups, its snapshot or nothing.
       gone: whether a node is, which explains all deaths.
+      silent: the groups that do not answer, though they live.
       unheard: the groups whose deaths the driver has not heard of.
       futures: what the user waits for, or was told, by a name and the group.
       chain: the steps that have made the values of the user.
@@ -354,6 +369,8 @@ class World:
       garbled: the groups that receive messages with other bits than they were sent with.
       rewound: the ends of rewinds.
       places: those that are reserved; and those of processes that were prepared, by group.
+      shares_with: of which group a group shares the devices.
+      said: what the user was told beside reports.
       broken: the claims that did not hold.
     """
 
@@ -378,10 +395,8 @@ class World:
         self.journal, self.moves = self.ledger.journal, self.supervisor.moves
         self.ledger.changed = Condition(self)
         background, rewinds = self.supervisor.background, self.supervisor.rewinds
-        background.start = lambda name, operation: self.threads.append(
-            Thread(lambda: background._run(operation))
-        )
-        background.say_unless_ended = self.said.append
+        background.start = lambda name, operation: self.begin(lambda: background._run(operation))
+        background.say = lambda text: isinstance(text, str) and self.said.append(text)
         ended = rewinds._end
         rewinds._end = lambda rewound: (rewinds.asked and self.rewound.append(rewound), ended(rewound))
         repeat = self.ledger.repeat
@@ -394,11 +409,12 @@ class World:
         self.unheard, self.resetting, self.broken = [], set(), []
         self.fails, self.unreadable, self.refusing = set(), False, set()
         self.late, self.garbled, self.damaged = set(), set(), ()
-        self.flips, self.corrupts = collections.Counter(), False
+        self.flips = collections.Counter()
         self.chain, self.futures = (), {}
         self.copies = {BEGINNING: dict.fromkeys(self.logged, ())}
         self.places, self.prepared, self.has_place = set(range(num_groups)), {}, True
-        self.kinds, self.gone = {}, False
+        self.kinds, self.shares_with = {}, {}
+        self.gone, self.silent = False, set()
         self.phases, self.meanwhile = [], collections.defaultdict(list)
 
     def claim(self, holds, text):
@@ -462,7 +478,11 @@ class World:
         self.ask(f"copy {copy}", {mpmd_idx: CopyOut(copy, ())})
         return copy
 
+    def write(self, mpmd_idx, copy):
+        return self.ask(f"write {next(self.numbers)}", {mpmd_idx: Write(copy, [["spec"]])})
+
     def finish_saving(self, copy):
+        self.runtime.free(tuple(self.logged), copy)
         self.ledger.unwritten.discard(copy)
         with self.ledger.changed:
             self.ledger.drop_copies({copy})
@@ -507,6 +527,11 @@ class World:
                 return None, RuntimeError("no such file")
             case Read():
                 return StepReply({}), None
+            case CopyOut(copy):
+                group.copied.add(copy)
+            case Write(copy):
+                self.claim(copy in group.copied, "what is written was not copied before")
+                return [16], None
             case StepRequest():
                 return self.carry_out_step(mpmd_idx, request, is_repeated)
         return None, None
@@ -531,8 +556,8 @@ class World:
         if not is_logged:
             self.known[mpmd_idx] = group.chain
             return StepReply({}), None
-        value, self.corrupts = hash(group.chain) + self.corrupts, False
-        return StepReply({step: np.array(value)}, messages=self.messages_of(mpmd_idx)), None
+        value = np.array(hash(group.chain))
+        return StepReply({step: value}, messages=self.messages_of(mpmd_idx)), None
 
     def repeat(self, mpmd_idx, request):
         """The answer of a group to a request that is repeated, which is there at once."""
@@ -610,7 +635,19 @@ class World:
         """The groups or the snapshot of all times of a phase."""
         return [of for name, of in self.phases if name == phase]
 
+    @property
+    def reported(self):
+        """Of each report its kind, its groups, and why values were lost, if they were."""
+        return [
+            (each.kind, set(each.mpmd_idxs), *([each.lost] if each.lost else [])) for each in self.reports
+        ]
+
     # Threads.
+
+    def begin(self, operation):
+        """A thread of the user's, which may wait. What it raises, ``settle_all`` raises."""
+        self.threads.append(Thread(operation))
+        return self.threads[-1]
 
     def run(self, thread):
         """A thread goes on to its next phase or wait."""
@@ -670,6 +707,17 @@ class World:
             self.close()
             self.settle_all()
         assert len(self.dead) == len(self.groups) and self.places == set() and self.prepared == {}
+
+
+def committed(policy=None, steps=1):
+    """A world of which a snapshot is committed, and some steps are under way since."""
+    world = World(policy or Recovery(every=100, max_failures=1))
+    world.step()
+    world.settle_all()
+    assert world.journal.committed != BEGINNING
+    for _ in range(steps):
+        world.step()
+    return world
 
 
 def done(result):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-import time
 from concurrent.futures import Future
 
 import numpy as np
@@ -11,11 +10,11 @@ from cluster.driver.runtime import RayRuntime
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import Recovery
 from cluster.recovery.copies import CopiesLostError
-from cluster.recovery.processes import SupersededError
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import GroupDiedError
-from mpmd.runtime.requests import CopyOut, Read, StepReply, StepRequest, Write
+from mpmd.runtime.requests import StepReply, StepRequest
 from tests.support.processes import endpoints
+from tests.support.waiting import await_that
 
 SOON = 20
 """Seconds within which what a test waits for has happened."""
@@ -95,17 +94,16 @@ class Processes:
     Also in place of their copies, spares and allocations.
     """
 
-    def __init__(self, failures=(), num_groups=2):
+    def __init__(self, num_groups=2):
         self.endpoints = endpoints([1] * num_groups)
         self.attempts = []
         self.infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(num_groups)]
         self.actors = ()
         self.spares = self.allocations = self
         self.stop = threading.Event()
-        self.failures, self.is_released = list(failures), False
-        self.copied = []
+        self.failures = []
         self.restored = []
-        self.may_copy, self.may_replace = threading.Event(), threading.Event()
+        self.may_replace = threading.Event()
         self.may_replace.set()
 
     def calls(self, connections, on_death):
@@ -132,27 +130,7 @@ class Processes:
     def _do_nothing(self, *arguments):
         pass
 
-    check_open = kill = lose = reset = start = open = await_reset = connect = load = without_node = (
-        _do_nothing
-    )
-
-    def copy_away(self, snapshot, base, is_wanted):
-        assert self.may_copy.wait(SOON)
-        if not is_wanted():
-            raise SupersededError
-        self.copied.append((snapshot, base))
-
-    def mark_committed(self):
-        pass
-
-    def find_dead(self):
-        return set()
-
-    def start_missing(self):
-        pass
-
-    def release(self):
-        self.is_released = True
+    check_open = kill = lose = reset = start = open = await_reset = connect = load = release = _do_nothing
 
 
 class Whole:
@@ -165,12 +143,11 @@ class Whole:
 class Driven(RecoveringRuntime):
     """Of two groups, and those that are left out. ``attempts`` has the calls of each attempt."""
 
-    def __init__(self, processes, recovery, on_recovery=lambda report: None, max_in_flight=16, left_out=()):
+    def __init__(self, processes, recovery, max_in_flight=16, left_out=()):
         groups = RayRuntime(processes.endpoints, "cpu", {})
         groups._arguments[0], groups._participants[0] = Whole(), tuple(range(len(processes.endpoints)))
-        super().__init__(
-            groups, processes, processes, recovery, on_recovery, lambda report: None, max_in_flight, left_out
-        )
+        reports = [].append
+        super().__init__(groups, processes, processes, recovery, reports, reports, max_in_flight, left_out)
         self._supervisor.attach([])  # nobody looks after the groups
         self.attempts = processes.attempts
         self.changed, self.journal = self._ledger.changed, self._ledger.journal
@@ -186,18 +163,6 @@ class Driven(RecoveringRuntime):
             {i: dataclasses.replace(request, host_arrays=dict(host_arrays or {})) for i in groups}
         )
 
-    def ask_group(self, mpmd_idx, request):
-        return self.ask({mpmd_idx: request})[mpmd_idx]
-
-    def read(self, mpmd_idx, stored):
-        return self.ask_group(mpmd_idx, Read(stored))
-
-    def copy_out(self, mpmd_idx, copy, handles):
-        return self.ask_group(mpmd_idx, CopyOut(copy, tuple(handles)))
-
-    def write(self, mpmd_idx, copy, specs):
-        return self.ask_group(mpmd_idx, Write(copy, specs))
-
     def die(self, mpmd_idx):
         before = len(self.attempts)
         self._processes.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
@@ -212,16 +177,10 @@ class WithoutSnapshots(Recovery):
         return False
 
 
-def runtime(recovery=None, failures=(), max_in_flight=16):
-    """By default without snapshots."""
-    recovery = recovery or WithoutSnapshots(every=100)
-    return Driven(Processes(failures), recovery, max_in_flight=max_in_flight)
-
-
-def runtime_with_a_group_left_out(recovery=None, failures=()):
-    """Group 2 is. By default without snapshots."""
-    recovery = recovery or WithoutSnapshots(every=100)
-    return Driven(Processes(failures, num_groups=3), recovery, left_out=(2,))
+def runtime(left_out=(), max_in_flight=16):
+    """Of groups 0 and 1, and those that are left out."""
+    processes = Processes(num_groups=2 + len(left_out))
+    return Driven(processes, WithoutSnapshots(every=100), max_in_flight=max_in_flight, left_out=left_out)
 
 
 def begin_recovery(driven, mpmd_idx):
@@ -231,47 +190,8 @@ def begin_recovery(driven, mpmd_idx):
     await_that(lambda: driven.attempts[-1].detached is not None)
 
 
-def await_that(condition):
-    """Waits for something of which nobody is notified."""
-    deadline = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def await_told(capsys, text):
-    """Waits for a text on stderr, which threads write once they have released the lock; returns all of it."""
-    told = []
-    await_that(lambda: told.append(capsys.readouterr().err) or text in "".join(told))
-    return "".join(told)
-
-
 def end_recovery(driven):
     count = len(driven.attempts)
     driven._processes.may_replace.set()
     with driven.changed:
         assert driven.changed.wait_for(lambda: len(driven.attempts) > count, SOON)
-
-
-def commit_snapshot(driven):
-    """Ends the snapshot that is under way, or is due when groups have answered all."""
-    with driven.changed:
-        assert driven.changed.wait_for(lambda: driven.journal.snapshot is not None, SOON)
-    driven._processes.may_copy.set()
-    end_snapshot(driven, lambda copied: copied.set_result(None))
-
-
-def fail_snapshot(driven, error):
-    """No group can copy its values for the snapshot that is under way."""
-    end_snapshot(driven, lambda copied: copied.set_exception(error))
-
-
-def end_snapshot(driven, answer):
-    for _, method, _, future in driven.attempts[-1].made:
-        if method == "Snapshot" and not future.done():
-            answer(future)
-    with driven.changed:
-        ended = driven.changed.wait_for(
-            lambda: driven.journal.snapshot is None or driven.error is not None, SOON
-        )
-    assert ended

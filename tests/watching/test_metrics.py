@@ -12,6 +12,7 @@ import mpmd.errors
 from mpmd.runtime import step_meter
 from mpmd.runtime.requests import StepRequest
 from mpmd.runtime.step_meter import StepEnd, StepMeter
+from tests.support.asked import note_requests
 from tests.support.models import batch, shrink, weights
 from tests.support.parity import mesh_of
 
@@ -143,22 +144,11 @@ def test_a_compiled_step_counts_with_its_function_and_a_lowered_one_by_itself(st
     assert (of_function.steps, of_compiled.steps, of_lowered.steps) == ([0], [0], [0, 1])
 
 
-@pytest.fixture
-def requests(mesh, monkeypatch):
-    """The requests of all steps from now on."""
-    sent, ask = [], mesh.runtime.ask
-
-    def note(requests):
-        sent.extend(request for request in requests.values() if isinstance(request, StepRequest))
-        return ask(requests)
-
-    monkeypatch.setattr(mesh.runtime, "ask", note)
-    return sent
-
-
-def test_groups_are_asked_for_memory_in_a_step_of_each_second(step, requests, monkeypatch):
+def test_groups_are_asked_for_memory_in_a_step_of_each_second(mesh, step, monkeypatch):
     monkeypatch.setattr(step_meter, "MEMORY_SECONDS", 1000.0)
+    noted = note_requests(monkeypatch, mesh.runtime)
     train(step, weights(2), 3)
+    requests = [each for asked in noted for each in asked.values() if isinstance(each, StepRequest)]
     assert [request.measure_memory for request in requests] == [True, True] + [False] * 4
 
 

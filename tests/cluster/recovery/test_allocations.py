@@ -77,55 +77,59 @@ class Session:
         self.cluster.schedule()
 
 
+class Placed(Allocations):
+    """Remembers the processes as they were placed first. Nothing waits."""
+
+    def __init__(self, cluster, mpmd_idxs, share_after=0.0):
+        own = [Reservation(cluster.request([{"CPU": 1}]), 0) for _ in mpmd_idxs]
+        super().__init__(own, [{"CPU": 1}] * len(mpmd_idxs), mpmd_idxs, share_after, timeout=0.0)
+        self.before = [
+            ProcessInfo(group, 0, "host", self.node_of(self.of(number)), number, ("cpu:0",), ())
+            for number, group in enumerate(mpmd_idxs)
+        ]
+
+    def settle(self, mpmd_idx, gone=()):
+        """Does what a recovery or a move does with the allocations of a group."""
+        for number, allocation in self.find(mpmd_idx, self.before, gone, seconds=0.0).items():
+            self.assign(number, allocation)
+        self.give_back()
+
+    @property
+    def nodes(self):
+        return "".join(self.node_of(self.of(number)) for number in range(len(self.before)))
+
+
 @pytest.fixture
 def make(monkeypatch):
-    def make(cluster, mpmd_idxs, share_after=0.0, timeout=0.0):
+    def make(cluster, mpmd_idxs, share_after=0.0):
         monkeypatch.setattr(allocations_module, "request", cluster.request)
         monkeypatch.setattr(allocations_module, "placement_group_table", cluster.table)
         monkeypatch.setattr(allocations_module, "live_nodes", cluster.live_nodes)
         monkeypatch.setattr(allocations_module, "draining_nodes", lambda: frozenset(cluster.draining))
         monkeypatch.setattr(allocations_module, "RaySession", lambda: Session(cluster))
         monkeypatch.setattr(allocations_module.ray, "available_resources", lambda: {"CPU": 0})
-        own = [Reservation(cluster.request([{"CPU": 1}]), 0) for _ in mpmd_idxs]
-        return Allocations(own, [{"CPU": 1}] * len(mpmd_idxs), mpmd_idxs, share_after, timeout)
+        return Placed(cluster, mpmd_idxs, share_after)
 
     return make
-
-
-def infos(allocations, mpmd_idxs):
-    return [
-        ProcessInfo(group, 0, "host", allocations.node_of(allocations.of(number)), number, ("cpu:0",), ())
-        for number, group in enumerate(mpmd_idxs)
-    ]
-
-
-def settle(allocations, before, mpmd_idx, gone=()):
-    """Does what a recovery or a move does with the allocations of a group."""
-    for number, allocation in allocations.find(mpmd_idx, before, gone, seconds=0.0).items():
-        allocations.assign(number, allocation)
-    allocations.give_back()
-
-
-def nodes(allocations, count):
-    return "".join(allocations.node_of(allocations.of(number)) for number in range(count))
 
 
 def test_a_group_shares_when_its_node_is_gone_and_moves_back_when_there_is_another(make):
     cluster = Cluster(a=1, b=1, c=1)
     allocations = make(cluster, [0, 1, 2])
-    before = infos(allocations, [0, 1, 2])
-    assert allocations.find(1, before, [1]) == {1: allocations.of(1)}, "its process alone has died"
+    assert allocations.find(1, allocations.before, [1]) == {1: allocations.of(1)}, (
+        "its process alone has died"
+    )
     cluster.lose("b")
     assert allocations.groups_to_move() == {}, "it has died, so it need not move"
     assert allocations.without_node() == {1}
-    settle(allocations, before, 1, [1])
+    allocations.settle(1, [1])
     assert allocations.of(1) == SharedDevices("a", 0, ())
     assert allocations.shares_with == {1: 0}
     assert allocations.groups_to_move() == {}
     cluster.add("d")
     assert allocations.groups_to_move() == {1: GROWN}
-    settle(allocations, before, 1)
-    assert nodes(allocations, 3) == "adc"
+    allocations.settle(1)
+    assert allocations.nodes == "adc"
     assert allocations.groups_to_move() == {} and allocations.shares_with == {}
     assert len(cluster.groups) == 3, "nothing else is reserved"
 
@@ -133,31 +137,28 @@ def test_a_group_shares_when_its_node_is_gone_and_moves_back_when_there_is_anoth
 def test_a_group_whose_node_is_gone_takes_another_one_with_room(make):
     cluster = Cluster(a=1, b=1, c=1)
     allocations = make(cluster, [0, 1])
-    before = infos(allocations, [0, 1])
     cluster.lose("b")
-    settle(allocations, before, 1, [1])
-    assert nodes(allocations, 2) == "ac"
+    allocations.settle(1, [1])
+    assert allocations.nodes == "ac"
     assert len(cluster.groups) == 2
 
 
 def test_guests_are_spread_and_do_not_share_with_the_dead_or_with_guests(make):
     cluster = Cluster(a=1, b=1, c=1, d=1)
     allocations = make(cluster, [0, 1, 2, 3])
-    before = infos(allocations, [0, 1, 2, 3])
     cluster.lose("a")
     cluster.lose("b")
-    settle(allocations, before, 0, [0, 1])
-    settle(allocations, before, 1, [0, 1])
+    allocations.settle(0, [0, 1])
+    allocations.settle(1, [0, 1])
     assert allocations.shares_with == {0: 2, 1: 3}
 
 
 def test_nobody_shares_with_a_process_that_has_just_moved_and_is_not_known_there(make):
     cluster = Cluster(a=1, b=1, c=1, d=1)
     allocations = make(cluster, [0, 1, 2])
-    before = infos(allocations, [0, 1, 2])
     allocations.assign(0, Reservation(cluster.request([{"CPU": 1}]), 0))
     cluster.lose("b")
-    settle(allocations, before, 1, [1])
+    allocations.settle(1, [1])
     assert allocations.shares_with == {1: 2}
 
 
@@ -165,11 +166,10 @@ def test_what_others_have_waited_for_room_counts_and_ray_gets_its_time(make, mon
     times = []
     cluster = Cluster(a=1, b=1)
     allocations = make(cluster, [0, 1], share_after=60.0)
-    before = infos(allocations, [0, 1])
     monkeypatch.setattr(allocations, "_await_own", lambda *arguments: times.append(arguments[2]))
     cluster.lose("b")
     for waited in (0.0, 20.0, 60.0):
-        allocations.find(1, before, [1], waited=waited)
+        allocations.find(1, allocations.before, [1], waited=waited)
     assert times == [60.0, 40.0, allocations_module.PROMPT_SECONDS]
 
 
@@ -177,103 +177,96 @@ def test_what_others_have_waited_for_room_counts_and_ray_gets_its_time(make, mon
 def test_groups_leave_nodes_that_are_to_end(make, by_ray):
     cluster = Cluster(a=1, b=1)
     allocations = make(cluster, [0, 1])
-    before = infos(allocations, [0, 1])
     if by_ray:
         cluster.draining.add("a")
     else:
         allocations.avoided = frozenset("a")
     assert allocations.groups_to_move() == {0: DRAINED}
-    settle(allocations, before, 0)
+    allocations.settle(0)
     assert allocations.shares_with == {0: 1} and allocations.groups_to_move() == {}
     cluster.add("c")
     assert allocations.groups_to_move() == {0: GROWN}
-    settle(allocations, before, 0)
-    assert nodes(allocations, 2) == "cb"
+    allocations.settle(0)
+    assert allocations.nodes == "cb"
 
 
 def test_a_node_that_was_to_end_and_is_still_there_is_used_again(make):
     allocations = make(Cluster(a=1, b=1), [0, 1])
-    before = infos(allocations, [0, 1])
     allocations.avoided = frozenset("b")
-    settle(allocations, before, 1)
+    allocations.settle(1)
     assert allocations.shares_with == {1: 0} and allocations.groups_to_move() == {}
     allocations.avoided = frozenset()
     assert allocations.groups_to_move() == {1: GROWN}
-    settle(allocations, before, 1)
-    assert nodes(allocations, 2) == "ab"
+    allocations.settle(1)
+    assert allocations.nodes == "ab"
 
 
 def test_where_all_nodes_are_to_end_groups_stay(make):
     cluster = Cluster(a=2)
     allocations = make(cluster, [0, 1])
-    before = infos(allocations, [0, 1])
     cluster.draining.add("a")
     assert allocations.groups_to_move() == {0: DRAINED, 1: DRAINED}
-    assert allocations.find(0, before) == {0: allocations.of(0)}
+    assert allocations.find(0, allocations.before) == {0: allocations.of(0)}
 
 
 def test_on_request_groups_share_and_part_again(make):
     cluster = Cluster(a=1, b=1, c=1)
     allocations = make(cluster, [0, 1, 2])
-    before = infos(allocations, [0, 1, 2])
     allocations.num_own = 1
     assert allocations.groups_to_move() == {1: SHRUNK, 2: SHRUNK}
     for mpmd_idx in (1, 2):
-        settle(allocations, before, mpmd_idx)
+        allocations.settle(mpmd_idx)
     assert allocations.shares_with == {1: 0, 2: 0}
     assert len(cluster.groups) == 1, "what is not used is given back"
     assert allocations.groups_to_move() == {}
     allocations.num_own = 2
     assert allocations.groups_to_move() == {1: GROWN}
-    settle(allocations, before, 1)
+    allocations.settle(1)
     assert allocations.shares_with == {2: 0}
     allocations.num_own = 1  # the host of the next one is to share, too
     allocations.assign(2, SharedDevices("b", 1, ()))
     assert allocations.groups_to_move() == {1: SHRUNK}
-    settle(allocations, before, 1)
+    allocations.settle(1)
     assert allocations.groups_to_move() == {2: SHRUNK}
-    settle(allocations, before, 2)
+    allocations.settle(2)
     assert allocations.shares_with == {1: 0, 2: 0}
 
 
 def test_a_group_that_may_not_share_waits_and_then_fails_with_what_is_missing(make):
     cluster = Cluster(a=1, b=1)
     allocations = make(cluster, [0, 1], share_after=None)
-    before = infos(allocations, [0, 1])
     cluster.lose("b")
     with pytest.raises(
         NoAllocationError, match=r"(?s)no room for group 1 within 0 s, and it may not share.*CPU"
     ):
-        allocations.find(1, before, [1])
+        allocations.find(1, allocations.before, [1])
 
 
 def test_a_wait_for_room_ends_when_it_is_no_longer_wanted(make):
     cluster = Cluster(a=1, b=1)
     allocations = make(cluster, [0, 1], share_after=60.0)
-    before = infos(allocations, [0, 1])
     cluster.lose("b")
 
     def check():
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        allocations.find(1, before, [1], check=check)
+        allocations.find(1, allocations.before, [1], check=check)
 
 
 def test_the_processes_of_a_group_wait_for_room_together(make):
     cluster = Cluster(a=2, b=2)
     allocations = make(cluster, [0, 0, 1, 1])
-    before = infos(allocations, [0, 0, 1, 1])
     cluster.lose("b")
-    settle(allocations, before, 1, [2, 3])
+    allocations.settle(1, [2, 3])
     assert allocations.shares_with == {2: 0, 3: 1}
     cluster.add("c", room=1)
     assert allocations.groups_to_move() == {}
     cluster.lose("c")
     cluster.add("d", room=2)
     assert allocations.groups_to_move() == {1: GROWN}
-    settle(allocations, before, 1)
-    assert nodes(allocations, 4) == "aadd"
+    allocations.settle(1)
+    assert allocations.nodes == "aadd"
 
 
 def test_spares_have_places_that_are_not_given_back(make):

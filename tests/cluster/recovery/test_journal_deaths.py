@@ -182,7 +182,7 @@ class Deaths(RuleBasedStateMachine):
             outbox = self.groups[i].outbox
             for _ in range(min(count, len(outbox))):
                 attempt, entry, result = outbox.popleft()
-                self.tell(self.journal.answer(attempt, entry, i, result))
+                self.tell(self.journal.answer(entry, i, result, attempt=attempt))
 
     @rule()
     def hear_of_copies(self):
@@ -210,9 +210,7 @@ class Deaths(RuleBasedStateMachine):
         for i, group in enumerate(self.groups):  # the calls that are under way fail
             for attempt, entry, _ in group.inbox:
                 if not isinstance(entry, tuple):  # a snapshot
-                    self.tell(
-                        self.journal.answer(attempt, entry, i, error=RuntimeError("the calls were closed"))
-                    )
+                    self.tell(self.journal.answer(entry, i, error=RuntimeError("closed"), attempt=attempt))
             group.inbox.clear()
 
     @precondition(lambda self: self.suspended)

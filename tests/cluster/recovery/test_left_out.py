@@ -1,7 +1,6 @@
 """Groups that recovery leaves out: their requests, the steps that are refused, and the arguments of users."""
 
 import signal
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -17,20 +16,21 @@ from mpmd.ir.placement import Placement
 from mpmd.ir.plan import Aval, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Send
 from mpmd.runtime.argument_cache import PlacedPiece
 from mpmd.runtime.lost_values import LostValueError
-from mpmd.runtime.requests import (
-    StepReply,
-    add_reply,
-    reply_of,
-)
+from mpmd.runtime.requests import StepReply, add_reply, reply_of
 from mpmd.runtime.survey import take_digests
 from tests.support.pretended_groups import (
     SOON,
     TOGETHER,
     begin_recovery,
-    commit_snapshot,
     end_recovery,
-    runtime_with_a_group_left_out,
+    runtime,
 )
+
+
+@pytest.fixture
+def driven():
+    """Groups 0 and 1, and group 2, which is left out."""
+    return runtime(left_out=(2,))
 
 
 def die_left_out(driven):
@@ -45,21 +45,6 @@ def die_left_out(driven):
     driven._processes.on_death(death)
 
 
-def test_groups_that_are_left_out_are_asked_once_and_before_others_are_replaced():
-    driven = runtime_with_a_group_left_out()
-    trained, drawn = driven.step(outputs=(3,)), driven.step(outputs=(4,), groups=(2,))
-    calls = driven.attempts[0]
-    driven._processes.on_death(GroupDiedError("group 1 died", 1))
-    assert calls.detached is None, "group 2 has a step under way"
-    calls.steps[1][1][2].set_result(StepReply({7: np.float32(3)}))
-    with driven.changed:
-        assert driven.changed.wait_for(lambda: len(driven.attempts) == 2, SOON)
-    assert drawn[2].result(SOON).inline[7] == 3
-    assert [set(futures) for _, futures in driven.attempts[1].steps] == [{0, 1}]
-    driven.attempts[1].reply(0)
-    assert trained[1].result(SOON).inline[7] == 1
-
-
 class Interrupting(Future):
     """An answer. The user interrupts the program just before its end is to be noted."""
 
@@ -68,8 +53,7 @@ class Interrupting(Future):
         super().add_done_callback(function)
 
 
-def test_a_request_that_was_interrupted_does_not_keep_groups_from_being_replaced():
-    driven = runtime_with_a_group_left_out()
+def test_a_request_that_was_interrupted_does_not_keep_groups_from_being_replaced(driven):
     answer = Interrupting()
     driven.attempts[0].ask_step = lambda requests: {2: answer}
     with pytest.raises(KeyboardInterrupt):
@@ -78,16 +62,7 @@ def test_a_request_that_was_interrupted_does_not_keep_groups_from_being_replaced
     assert driven._ledger.unlogged == set()
 
 
-def test_a_request_waits_while_others_are_replaced():
-    driven = runtime_with_a_group_left_out()
-    begin_recovery(driven, 0)
-    end_recovery(driven)
-    drawn = driven.step(groups=(2,))
-    assert list(drawn) == [2] and len(driven.attempts[1].steps) == 1
-
-
-def test_a_death_is_the_error_of_what_reads_the_results_of_the_step_that_it_has_ended():
-    driven = runtime_with_a_group_left_out()
+def test_a_death_is_the_error_of_what_reads_the_results_of_the_step_that_it_has_ended(driven):
     copied = driven.step(inputs=(1,), outputs=(3,), groups=(0, 2))
     drawn = driven.step(inputs=(3,), outputs=(4,), groups=(2,))
     other = driven.step(inputs=(9,), groups=(2,))
@@ -105,8 +80,7 @@ def test_a_death_is_the_error_of_what_reads_the_results_of_the_step_that_it_has_
         other[2].result(SOON)
 
 
-def test_the_error_of_a_step_has_what_its_group_has_sent_until_then():
-    driven = runtime_with_a_group_left_out()
+def test_the_error_of_a_step_has_what_its_group_has_sent_until_then(driven):
     failed, lost = driven.step(outputs=(3,), groups=(2,)), driven.step(inputs=(4,), groups=(2,))
     driven._ledger.left_out.lost[4] = GroupDiedError("group 0 died", 0)
     errors = TaskError("out of memory", 2, "fwd_0__0"), LostValueError("group 0 died")
@@ -120,8 +94,7 @@ def test_the_error_of_a_step_has_what_its_group_has_sent_until_then():
         lost[2].result()
 
 
-def test_others_do_not_go_back_for_a_death_and_what_a_replaced_group_had_is_refused():
-    driven = runtime_with_a_group_left_out()
+def test_others_do_not_go_back_for_a_death_and_what_a_replaced_group_had_is_refused(driven):
     outputs = driven.next_handle()
     drawn = driven.step(outputs=(outputs,), groups=(2,))
     array = jnp.ones(3)
@@ -144,8 +117,8 @@ def test_others_do_not_go_back_for_a_death_and_what_a_replaced_group_had_is_refu
     assert len(driven.attempts[1].steps) == 1 and not driven.attempts[1].named("Fetch")
 
 
-def test_a_group_that_is_left_out_has_its_values_when_those_of_the_others_are_lost():
-    driven = runtime_with_a_group_left_out(failures=[TOGETHER])
+def test_a_group_that_is_left_out_has_its_values_when_those_of_the_others_are_lost(driven):
+    driven._processes.failures = [TOGETHER]
     before = driven.next_handle()
     driven.die(0)
     for groups in ((0, 1), (0, 2)):
@@ -157,53 +130,13 @@ def test_a_group_that_is_left_out_has_its_values_when_those_of_the_others_are_lo
     assert driven.attempts[1].named("Fetch") == [(2, before)]
 
 
-def test_a_snapshot_is_of_the_others_and_tells_what_is_released():
-    driven = runtime_with_a_group_left_out(Recovery(every=100))
-    driven.free((2,), 5)
-    driven.step()
-    calls = driven.attempts[0]
-    calls.reply(0)
-    with driven.changed:
-        assert driven.changed.wait_for(lambda: driven.journal.snapshot is not None, SOON)
-    assert {number for number, *_ in calls.named("Snapshot")} == {0, 1}
-    assert [number for number, released in calls.named("Release") if released.handles == (5,)] == [2]
-    for *_, future in calls.made:
-        if not future.done():
-            future.set_result(None)
-    driven._processes.may_copy.set()
-    with driven.changed:
-        assert driven.changed.wait_for(lambda: driven.journal.committed == 1, SOON)
-
-
-def test_a_step_does_not_wait_for_a_late_snapshot_of_the_others():
-    driven = runtime_with_a_group_left_out(Recovery(every=1))
-    driven._processes.may_copy.clear()
-    while not driven._ledger._policy.is_late(driven.journal):
-        driven.step()
-        driven.attempts[0].reply(-1)
-    trained, drawn = threading.Event(), threading.Event()
-    trainer = threading.Thread(target=lambda: (driven.wait_to_submit([0, 1]), trained.set()))
-    sampler = threading.Thread(
-        target=lambda: (driven.wait_to_submit([0, 2]), driven.step(groups=(2,)), drawn.set())
-    )
-    trainer.start()
-    sampler.start()
-    assert drawn.wait(SOON) and not trained.is_set()
-    commit_snapshot(driven)
-    assert trained.wait(SOON)
-    trainer.join()
-    sampler.join()
-
-
-def test_arrays_of_the_host_are_no_part_of_a_copy_to_a_group_that_is_left_out():
-    driven = runtime_with_a_group_left_out()
+def test_arrays_of_the_host_are_no_part_of_a_copy_to_a_group_that_is_left_out(driven):
     with pytest.raises(ValueError, match="takes no arrays of the host"):
         driven.step({8: np.ones(3)}, groups=(0, 2))[0].result(SOON)
     assert driven.attempts[0].steps == []
 
 
-def test_the_end_of_the_run_is_the_end_of_waiting_for_a_replacement():
-    driven = runtime_with_a_group_left_out()
+def test_the_end_of_the_run_is_the_end_of_waiting_for_a_replacement(driven):
     die_left_out(driven)
     with pytest.raises(RuntimeError, match=r"replace: group 2 did not begin anew within 0\.01 s"):
         driven.replace([2], 0.01)
@@ -212,8 +145,7 @@ def test_the_end_of_the_run_is_the_end_of_waiting_for_a_replacement():
         driven.replace([2], SOON)
 
 
-def test_a_replacement_waits_for_others_that_recover():
-    driven = runtime_with_a_group_left_out()
+def test_a_replacement_waits_for_others_that_recover(driven):
     begin_recovery(driven, 0)
     with pytest.raises(RuntimeError, match=r"replace: other groups have recovered or moved for 0\.01 s"):
         driven.replace([2], 0.01)
@@ -221,16 +153,14 @@ def test_a_replacement_waits_for_others_that_recover():
     driven.replace([2], SOON)
 
 
-def test_a_replacement_waits_for_others_of_whose_death_a_step_knows_before(monkeypatch):
-    driven = runtime_with_a_group_left_out()
+def test_a_replacement_waits_for_others_of_whose_death_a_step_knows_before(driven, monkeypatch):
     death = GroupDiedError("group 0 died", 0)
     monkeypatch.setattr(driven.attempts[0], "death_of", {0: death}.get, raising=False)
     driven.replace([2], SOON)
     assert len(driven.attempts) == 2 and not driven.is_recovering
 
 
-def test_a_group_that_is_dead_does_not_move_before_it_is_replaced():
-    driven = runtime_with_a_group_left_out()
+def test_a_group_that_is_dead_does_not_move_before_it_is_replaced(driven):
     driven._processes.can_share, driven._processes.num_own = True, 3
     die_left_out(driven)
     start = time.monotonic()
@@ -240,8 +170,7 @@ def test_a_group_that_is_dead_does_not_move_before_it_is_replaced():
 
 
 @pytest.mark.parametrize("is_heard", [True, False])
-def test_values_of_a_group_that_is_dead_are_not_compared(is_heard):
-    driven = runtime_with_a_group_left_out()
+def test_values_of_a_group_that_is_dead_are_not_compared(driven, is_heard):
     if is_heard:
         die_left_out(driven)
     calls = driven.attempts[-1]

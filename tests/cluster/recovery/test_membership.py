@@ -1,32 +1,18 @@
 """Membership in one situation after the other, with groups, threads and places that only pretend."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from cluster.recovery import Recovery
 from cluster.recovery.allocations import NoAllocationError
 from cluster.recovery.copies import CopiesLostError
-from cluster.recovery.journal import BEGINNING
-from cluster.recovery.policy import FailureCounter
-from cluster.recovery.replacement import Replacement
-from cluster.recovery.report import DIED, DRAINED, FAILED, GROWN, SHRUNK
-from mpmd.errors import GroupDiedError, RecoveryError
-from tests.support.membership_world import World
+from cluster.recovery.report import DIED, FAILED, GROWN
+from mpmd.errors import GroupDiedError, RecoveryError, TaskError
+from mpmd.runtime.requests import Analyses, Fetch, Read
+from tests.support.membership_world import STATE, World, committed
 
 RECOVERING = """kill reset start open await_reset check connect load restore connect_driver""".split()
-
-
-def committed():
-    """A world of which a snapshot is committed, and a step is under way since."""
-    world = World(Recovery(every=100, max_failures=1))
-    world.step()
-    world.settle_all()
-    assert world.journal.committed != BEGINNING
-    world.step()
-    return world
-
-
-def kinds(world):
-    return [(report.kind, set(report.mpmd_idxs), report.lost is not None) for report in world.reports]
 
 
 # Deaths.
@@ -38,7 +24,7 @@ def test_groups_that_die_while_others_are_replaced_are_one_failure(phase):
     world.kill(1)
     world.at(phase, lambda: world.die(2))
     world.settle_all()
-    assert kinds(world) == [(DIED, {1, 2}, False)]
+    assert world.reported == [(DIED, {1, 2})]
     world.check_quiet()
 
 
@@ -49,7 +35,7 @@ def test_a_group_that_has_died_meanwhile_has_its_programs_when_no_copies_are_lef
     world.at("check", CopiesLostError("both have died together"))
     world.settle_all()
     assert world.named("start") == [{1}, {2}, set()] and world.named("load") == [{1, 2}]
-    assert kinds(world) == [(DIED, {1, 2}, True)]
+    assert world.reported == [(DIED, {1, 2}, "both have died together")]
     world.check_quiet()
 
 
@@ -82,9 +68,9 @@ def test_a_death_while_steps_are_run_again_is_another_recovery():
     world.run_threads()
     world.kill(2)
     assert world.settle_all(until="kill")
-    assert kinds(world) == [(DIED, {1}, False)]
+    assert world.reported == [(DIED, {1})]
     world.settle_all()
-    assert kinds(world) == [(DIED, {1}, False), (DIED, {2}, False)]
+    assert world.reported == [(DIED, {1}), (DIED, {2})]
     world.check_quiet()
 
 
@@ -98,7 +84,56 @@ def test_answers_of_an_earlier_attempt_do_not_count():
     world.check_quiet()
 
 
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda runtime: runtime.wait_to_submit([0, 1]),
+        lambda runtime: runtime.ask({1: Read({})}),
+        lambda runtime: runtime.ask({0: Analyses(0), 1: Analyses(0)}),
+        lambda runtime: runtime.ask({3: Fetch(STATE)}),
+    ],
+    ids=["step", "read", "analyses", "left out"],
+)
+def test_what_is_not_kept_for_later_waits_for_a_recovery(wait):
+    world = World(num_left_out=1)
+    world.kill(1)
+    waiting = world.begin(lambda: wait(world.runtime))
+    world.run(waiting)
+    assert not waiting.is_ready()
+    world.settle_all()
+    assert not waiting.is_alive
+    world.check_quiet()
+
+
+def test_a_fault_in_what_follows_a_recovery_ends_the_run(monkeypatch):
+    world = committed()
+    monkeypatch.setattr(world.supervisor, "attach", Mock(side_effect=OSError("no descriptors are left")))
+    world.kill(1)
+    with pytest.raises(OSError, match="no descriptors"):
+        world.settle_all()
+    assert "the groups cannot be looked after: OSError('no descriptors are left')" in str(world.error)
+    world.check_quiet()
+
+
 # Failed steps.
+
+
+def test_deaths_count_and_failed_steps_do_not():
+    world = World(Recovery(max_failures=1))
+    for _ in range(3):
+        world.step(is_donated=True, fails=True)
+        world.settle_all()
+    world.kill(0)
+    world.settle_all()
+    assert world.reported == [(FAILED, set())] * 3 + [(DIED, {0})] and world.error is None
+
+
+def test_groups_stay_when_a_failed_step_has_taken_nothing_over():
+    world = World()
+    failed = world.step(fails=True)
+    world.settle_all()
+    assert isinstance(world.told(failed), TaskError) and world.named("restore") == []
+    world.check_quiet()
 
 
 def test_what_is_asked_after_a_step_has_failed_waits_until_its_inputs_are_there_again():
@@ -122,7 +157,7 @@ def test_a_group_that_dies_while_all_go_back_for_a_step_is_replaced_and_counts(p
     world.step(is_donated=True, fails=True)
     world.at(phase, lambda: world.kill(0))
     world.settle_all()
-    assert kinds(world) == [(DIED, {0}, False)]
+    assert world.reported == [(DIED, {0})]
     world.kill(1)
     world.settle_all()
     assert "the groups have failed 2 times" in str(world.error)
@@ -153,84 +188,9 @@ def test_all_connect_anew_when_they_cannot_go_back_for_a_step_though_nobody_has_
     world.step(is_donated=True, fails=True)
     world.at(phase, RuntimeError("no memory"))
     world.settle_all()
-    assert kinds(world) == [(FAILED, set(), False)] and "no memory" in world.reports[0].reason
+    assert world.reported == [(FAILED, set())] and "no memory" in world.reports[0].reason
     assert "connect" in [name for name, _ in world.phases]
     world.check_quiet()
-
-
-# Moves.
-
-
-def test_a_group_that_dies_before_it_leaves_takes_the_processes_that_are_ready():
-    world = committed()
-    world.look({1: GROWN})
-    assert world.settle_all(until="find_dead")
-    place = world.prepared[1]
-    world.kill(1)
-    world.settle_all()
-    assert kinds(world) == [(DIED, {1}, False)]
-    assert world.groups[1].place == place
-    world.check_quiet()
-
-
-def test_groups_that_are_to_leave_may_die():
-    world = World(Recovery(max_failures=1))
-    world.has_place = False
-    for _ in range(2):
-        world.look({1: DRAINED})
-        world.run_threads()
-        world.kill(1)
-        world.settle_all()
-    assert kinds(world) == [(DIED, {1}, False)] * 2
-    assert world.said == ["group 1 does not move, though its node is to end: there is no other place for it"]
-    world.kill(1)
-    world.settle_all()
-    world.kill(1)
-    world.settle_all()
-    assert "the groups have failed 2 times" in str(world.error)
-
-
-def test_groups_that_are_to_move_wait_for_a_recovery_and_the_next_look():
-    world = committed()
-    world.kill(0)
-    world.look({1: SHRUNK})
-    world.settle_all()
-    assert kinds(world) == [(DIED, {0}, False)] and world.prepared == {}
-    world.look({1: SHRUNK})
-    world.settle_all()
-    assert kinds(world)[1:] == [(SHRUNK, {1}, False)]
-    world.check_quiet()
-
-
-NO, GONE = RuntimeError("Ray says no"), OSError("Ray is out of reach")
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (NO, "group 1 does not move, though the cluster has room for it: Ray says no"),
-        (GONE, "the places of groups cannot be looked after: OSError: Ray is out of reach"),
-    ],
-)
-@pytest.mark.parametrize("phase", ["prepare", "find_dead"])
-def test_a_move_that_fails_is_told_once_and_the_next_group_moves(phase, error, said):
-    world = committed()
-    for _ in range(2):
-        world.settle_all()
-        world.look({1: GROWN, 2: DRAINED})
-        world.at(phase, error)
-        world.settle_all()
-    assert world.said == [said]
-    assert (DRAINED, {2}, False) in kinds(world)
-    world.check_quiet()
-
-
-def test_why_a_group_does_not_move_is_told_again_when_it_has_moved_since():
-    world = World()
-    for world.has_place in (False, False, True, False):
-        world.look({1: SHRUNK})
-        world.settle_all()
-    assert len(world.said) == 2 and len(world.reports) == 1
 
 
 # Giving up.
@@ -245,48 +205,39 @@ def test_a_step_that_kills_twice_ends_the_run():
     world.check_quiet()
 
 
-def replacement(*dead, processes=1):
-    """One that has begun for these groups."""
-    death = GroupDiedError("group 0 died", dead[0])
-    begun = Replacement(death, None, DIED, (processes,) * 3, FailureCounter(2))
-    begun.begin(dead, is_failure=True, snapshot=7)
-    assert begun.dead == set(dead)
-    return begun
-
-
-def again(under_way, error, dead=(), unopened=(), node_is_gone=False):
-    """The groups whose processes are replaced when groups could not be replaced."""
-    under_way.begin_again(error, set(dead), set(unopened), node_is_gone)
-    return under_way.dead
-
-
-def test_a_new_process_that_dies_is_a_failure_unless_its_node_is_gone():
-    under_way = replacement(0)
-    death = GroupDiedError("group 0 has died", 0)
-    for _ in range(3):
-        assert again(under_way, death, {0}, node_is_gone=True) == {0}
-    assert again(under_way, death, {0}) == {0}
-    with pytest.raises(RecoveryError, match="failed 3 times, and max_failures is 2; the last time because"):
-        again(under_way, death, {0})
-
-
-@pytest.mark.parametrize("error", [RuntimeError("its devices are in use"), NoAllocationError("no room")])
-def test_a_fault_without_a_death_and_a_lack_of_places_are_failures(error):
-    under_way = replacement(0)
-    assert again(under_way, error) == {0}, "it may be why"
-    with pytest.raises(RecoveryError, match="the last time because"):
-        again(under_way, error, unopened={0})
+@pytest.mark.parametrize(
+    ("phase", "error"),
+    [("connect", RuntimeError("its devices are in use")), ("start", NoAllocationError("no room"))],
+)
+def test_a_fault_without_a_death_and_a_lack_of_places_are_failures(phase, error):
+    world = committed(Recovery(every=100, max_failures=2))
+    world.kill(1)
+    world.at(phase, error, error)
+    world.settle_all()
+    assert f"failed 3 times, and max_failures is 2; the last time because {error}" in str(world.error)
+    assert world.named("kill") == [{1}, {1}], "the new process may be why"
+    world.check_quiet()
 
 
 def test_new_processes_that_were_to_take_their_devices_are_replaced_with_a_death():
-    under_way = replacement(0)
-    assert again(under_way, GroupDiedError("group 2 has died", 2), {2}, unopened={0}) == {0, 2}
+    world = committed()
+    world.kill(1)
+    world.at("start", lambda: world.die(2))
+    world.at("open", GroupDiedError("group 2 has died", 2))
+    world.settle_all()
+    assert world.named("kill") == [{1}, {1, 2}]
+    world.check_quiet()
 
 
-def test_new_processes_of_a_group_that_may_be_meeting_are_replaced_with_a_death():
-    death = GroupDiedError("group 1 has died", 1)
-    assert again(replacement(0), death, {1}) == {1}
-    assert again(replacement(0, processes=2), death, {1}) == {0, 1}
+@pytest.mark.parametrize(("processes", "killed"), [(1, {2}), (2, {1, 2})])
+def test_new_processes_of_a_group_that_may_be_meeting_are_replaced_with_a_death(processes, killed):
+    world = committed()
+    world.driver.processes_per_group = (processes,) * 3
+    world.kill(1)
+    world.at("start", lambda: world.die(2))
+    world.settle_all()
+    assert world.named("kill") == [{1}, killed]
+    world.check_quiet()
 
 
 def test_a_fault_of_which_nothing_is_known_ends_the_run():
@@ -309,7 +260,7 @@ def test_a_node_that_is_gone_explains_the_death_of_new_processes(is_gone):
         world.at("connect", lambda: world.die(1))
     world.settle_all()
     assert (world.error is None) == is_gone
-    assert is_gone or "the groups have failed 2 times" in str(world.error)
+    assert is_gone or "failed 2 times, and max_failures is 1; the last time because" in str(world.error)
     world.check_quiet()
 
 
@@ -334,4 +285,5 @@ def close_during(world, phase):
     """The mesh is closed during a phase, which may have started a process."""
     world.at(phase, world.close)
     world.settle_all()
+    assert world.said == []
     world.check_quiet()

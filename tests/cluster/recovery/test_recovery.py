@@ -1,4 +1,4 @@
-"""The policy of recovery: when to copy, who keeps copies, when to give up."""
+"""The policy of recovery: when to copy, who keeps copies, and what a report says."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import cluster
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import policy
 from cluster.recovery.copies import MissingCopy, choose_keepers, missing_copies
-from cluster.recovery.policy import FailureCounter, Recovery
+from cluster.recovery.policy import Recovery
 from cluster.recovery.report import DRAINED, SHRUNK, RecoveryReport
 from mpmd.runtime.requests import StepReply, StepRequest
 from tests.support.counting_journal import CountingJournal
@@ -50,7 +50,7 @@ def test_groups_that_cannot_recover(arguments, message):
 def add_step(journal, nbytes=0):
     arrays = {0: np.zeros(nbytes, np.uint8)}
     step = journal.add_step({0: StepRequest(0, 0, (), (), arrays)})
-    journal.answer(journal.attempt, step, 0, StepReply({}))
+    journal.answer(step, 0, StepReply({}))
 
 
 def commit(journal):
@@ -73,22 +73,6 @@ def test_snapshots_are_due_after_the_first_step_and_then_now_and_again():
     assert due == [1, 4, 7]
 
 
-def test_a_snapshot_that_takes_long_makes_steps_wait():
-    journal, recovery = CountingJournal(), Recovery(every=3)
-    add_step(journal)
-    commit(journal)
-    for _ in range(3):
-        add_step(journal)
-    snapshot = journal.begin_snapshot({})
-    while not recovery.is_late(journal):
-        add_step(journal)
-        assert not recovery.snapshot_is_due(journal)
-    assert journal.num_steps == 12
-    journal.mark_copied(journal.attempt, snapshot)
-    assert not recovery.is_late(journal)
-    assert recovery.snapshot_is_due(journal)
-
-
 def test_large_batches_bring_snapshots_forward_and_make_steps_wait(monkeypatch):
     monkeypatch.setattr(policy, "_LOG_BYTES", 100)
     journal, recovery = CountingJournal(), Recovery(every=50)
@@ -102,15 +86,6 @@ def test_large_batches_bring_snapshots_forward_and_make_steps_wait(monkeypatch):
     assert not recovery.is_late(journal)
     add_step(journal, 40)
     assert recovery.is_late(journal)
-
-
-def test_deaths_are_counted():
-    counter, journal = FailureCounter(2), CountingJournal()
-    assert counter.count(0, None) is None
-    assert counter.count(0, None) is None
-    assert (
-        counter.count(1, journal.current_step(1)) == "the groups have failed 3 times, and max_failures is 2"
-    )
 
 
 def processes(*nodes_of_groups):

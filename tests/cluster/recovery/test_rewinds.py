@@ -8,6 +8,7 @@ from cluster.recovery.journal import BEGINNING
 from cluster.recovery.report import CORRUPTED, DIED, DRAINED, FAILED
 from mpmd.errors import SilentCorruptionError
 from mpmd.runtime.nonfinite import NonFinitePolicy
+from tests.support import membership_world
 from tests.support.membership_world import World
 
 NANS = NonFinitePolicy(nans=True, infs=False)
@@ -15,14 +16,7 @@ PHASES = ["digests", "check", "restore", "repeat"]
 
 
 def committed(steps=2, **options):
-    """A world of which a snapshot is committed, and some steps were run since."""
-    world = World(Recovery(every=100, max_failures=2, **options))
-    world.step()
-    world.settle_all()
-    assert world.journal.committed != BEGINNING
-    for _ in range(steps):
-        world.step()
-    return world
+    return membership_world.committed(Recovery(every=100, max_failures=2, **options), steps)
 
 
 def phases(world):
@@ -106,7 +100,7 @@ def test_a_group_moves_though_groups_repeat_their_steps_while_its_process_starts
     world.at("prepare", world.rewind)
     world.settle_all()
     assert ended(world) == [(None, False)]
-    assert [(each.kind, set(each.mpmd_idxs)) for each in world.reports] == [(DRAINED, {1})]
+    assert world.reported == [(DRAINED, {1})]
     world.check_quiet()
 
 
@@ -171,7 +165,7 @@ def test_a_group_that_is_wrong_in_one_run_is_named(reaction, when):
     else:
         assert chains(world) == [(1, 2, 3)] * 3
         replaced = [(CORRUPTED, {1})] if reaction == "replace" else []
-        assert [(each.kind, set(each.mpmd_idxs)) for each in world.reports] == replaced
+        assert world.reported == replaced
         world.rewind()  # what is compared now is the run whose values groups have
         world.settle_all()
         assert len(world.corruptions) == 1
@@ -189,7 +183,7 @@ def test_a_group_that_is_wrong_in_both_runs_is_replaced():
     world.settle_all()
     (report,) = world.corruptions
     assert report.mpmd_idxs == (2,)
-    assert [(each.kind, set(each.mpmd_idxs)) for each in world.reports] == [(CORRUPTED, {2})]
+    assert world.reported == [(CORRUPTED, {2})]
     assert chains(world) == [(1, 2, 3)] * 3
     world.check_quiet()
 
@@ -225,7 +219,7 @@ def test_a_repeated_step_that_takes_too_long_is_no_wrong_bit(refused):
     assert world.corruptions == [] and world.error is None
     assert ended(world) == [(None, True)]
     assert "step 9 has taken longer" in str(world.rewound[0].late)
-    assert [(each.kind, set(each.mpmd_idxs)) for each in world.reports] == [(FAILED, set())]
+    assert world.reported == [(FAILED, set())]
     assert chains(world) == [(1, 2, 3)] * 3
     world.check_quiet()
 
@@ -272,7 +266,7 @@ def test_copies_that_are_lost_when_groups_have_gone_back_once_are_lost_to_all():
     lost = CopiesLostError("both copies are damaged")
     world.at("check", lambda: None, lost, lost)
     world.settle_all()
-    assert [(each.kind, each.lost) for each in world.reports] == [(FAILED, str(lost))]
+    assert world.reported == [(FAILED, set(), str(lost))]
     assert world.corruptions == [] and ended(world) == [(None, True)]
     world.check_quiet()
 
@@ -318,8 +312,7 @@ def test_a_group_that_dies_meanwhile_is_replaced(phase, is_heard):
         world.at(phase, lambda: die(0))
     world.settle_all()
     assert ended(world) == [(None, True)]
-    assert {(each.kind, *each.mpmd_idxs) for each in world.reports} <= {(DIED, 0), (FAILED, 0)}
-    assert len(world.reports) == 1 and world.corruptions == []
+    assert world.reported in ([(DIED, {0})], [(FAILED, {0})]) and world.corruptions == []
     assert chains(world) == [(1, 2, 3)] * 3
     world.check_quiet()
 
@@ -330,7 +323,7 @@ def test_groups_that_cannot_go_back_do_so_as_after_a_death():
     world.at("restore", RuntimeError("Ray says no"))
     world.settle_all()
     assert ended(world) == [(None, True)]
-    assert [(each.kind, set(each.mpmd_idxs)) for each in world.reports] == [(FAILED, set())]
+    assert world.reported == [(FAILED, set())]
     assert "connect" in [name for name, _ in world.phases]
     world.check_quiet()
 
@@ -341,7 +334,7 @@ def test_a_step_that_has_failed_has_groups_go_back_for_it():
     world.rewind()
     world.settle_all()
     assert ended(world) == [(None, True)]
-    assert [each.kind for each in world.reports] == [FAILED]
+    assert world.reported == [(FAILED, set())]
     world.check_quiet()
 
 

@@ -15,16 +15,11 @@ from cluster.tcp import sockets
 from cluster.tcp.connection import Connection, EncryptedConnection
 from cluster.tcp.credentials import Credentials, make_credentials
 from cluster.tcp.records import RecordWriter
+from tests.cluster.tcp import conftest
+from tests.cluster.tcp.conftest import SECONDS, read
 from tests.support.proxy import Proxy
 
-SECONDS = 20
-CREDENTIALS = make_credentials(encryption=True)
-
-
-@pytest.fixture
-def listener():
-    with sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as listener:
-        yield listener
+CREDENTIALS = dataclasses.replace(conftest.CREDENTIALS, encryption=True)
 
 
 @contextlib.contextmanager
@@ -34,12 +29,6 @@ def both_ends(listener, credentials, address=None):
         one = sockets.connect(address or listener.address, credentials, SECONDS)
         with one, accepting.result(SECONDS)[1] as other:
             yield one, other
-
-
-def read(connection, num_bytes):
-    buffer = bytearray(num_bytes)
-    connection.read_into(memoryview(buffer))
-    return bytes(buffer)
 
 
 @pytest.mark.parametrize("encryption", [True, False])
@@ -104,19 +93,14 @@ def test_what_was_changed_on_the_way_is_not_delivered(listener, how, error):
             read(other, 1)
 
 
-def test_a_peer_with_another_certificate_is_refused(listener):
-    other = make_credentials(True)
-    with ThreadPoolExecutor(1) as thread:
-        accepting = thread.submit(listener.accept)
-        with pytest.raises(ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
-            sockets.connect(listener.address, other, SECONDS)
-        assert not accepting.done()
-        sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
-        accepting.result(SECONDS)[1].close()
+def test_a_peer_with_another_certificate_is_refused(listener, accepted):
+    with pytest.raises(ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+        sockets.connect(listener.address, make_credentials(), SECONDS)
+    assert not accepted.done()
 
 
 @pytest.mark.parametrize("shown", ["another certificate", "no certificate"])
-def test_the_end_that_accepts_checks_the_certificate_too(monkeypatch, listener, shown):
+def test_the_end_that_accepts_checks_the_certificate_too(monkeypatch, listener, accepted, shown):
     """Also of who does not mind whose certificate it is shown."""
     other = make_credentials()
     make_context = Credentials.context
@@ -131,15 +115,11 @@ def test_the_end_that_accepts_checks_the_certificate_too(monkeypatch, listener, 
         context.verify_mode = ssl.CERT_NONE
         return context
 
-    with ThreadPoolExecutor(1) as thread:
-        accepting = thread.submit(listener.accept)
-        with monkeypatch.context() as patch:
-            patch.setattr(Credentials, "context", careless)
-            with pytest.raises(ConnectionError, match="no connection to"):
-                sockets.connect(listener.address, CREDENTIALS, SECONDS)
-        assert not accepting.done()
-        sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
-        accepting.result(SECONDS)[1].close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Credentials, "context", careless)
+        with pytest.raises(ConnectionError, match="no connection to"):
+            sockets.connect(listener.address, CREDENTIALS, SECONDS)
+    assert not accepted.done()
 
 
 def test_another_listener_cannot_answer_in_place_of_the_one_that_is_meant(listener):

@@ -5,7 +5,6 @@ import gc
 import queue
 import socket
 import threading
-import time
 import weakref
 
 import ml_dtypes
@@ -18,6 +17,7 @@ from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode
 from cluster.tcp.rpc import Client, Server
+from tests.support.waiting import await_that
 
 SECONDS = 20
 CREDENTIALS = make_credentials()
@@ -181,11 +181,12 @@ def test_a_request_that_does_not_pickle_is_refused_before_anything_is_sent():
 @pytest.mark.parametrize("error", [None, ValueError("late")], ids=["answered", "failed"])
 def test_an_idle_group_keeps_nothing_of_the_last_request(group, driver, error):
     driver.ask("remember", np.ones(100_000), error)
-    end = time.monotonic() + SECONDS
-    while group.seen[0]() is not None and time.monotonic() < end:
+
+    def is_gone():
         gc.collect()
-        time.sleep(0.01)
-    assert group.seen[0]() is None
+        return group.seen[0]() is None
+
+    await_that(is_gone)
 
 
 def test_both_ends_notice_the_end_of_the_connection(group, driver):

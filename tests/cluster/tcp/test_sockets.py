@@ -10,40 +10,15 @@ import pytest
 
 from cluster.tcp import handshake, sockets
 from cluster.tcp import listener as listener_module
-from cluster.tcp.credentials import make_credentials
 from cluster.transports.connections import connect_peers
+from tests.cluster.tcp.conftest import CREDENTIALS, SECONDS, read
 from tests.support.proxy import Proxy
 
-CREDENTIALS = make_credentials()
-SECONDS = 20
 ALERT_BYTES = 7
-
-
-@pytest.fixture
-def listener():
-    with sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as listener:
-        yield listener
-
-
-@pytest.fixture
-def accepted(listener):
-    """The next peer that is let in, in the future."""
-    with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(listener.accept)
-        yield future
-        if not future.done():
-            sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
-        future.result(SECONDS)[1].close()
 
 
 def write(connection, content):
     connection.write([memoryview(content)])
-
-
-def read(connection, num_bytes):
-    buffer = bytearray(num_bytes)
-    connection.read_into(memoryview(buffer))
-    return bytes(buffer)
 
 
 def stranger(address):

@@ -8,8 +8,7 @@ import pytest
 
 from cluster.tcp.connection import Connection
 from cluster.tcp.writer import Writer
-
-SECONDS = 20
+from tests.cluster.tcp.conftest import read
 
 
 @pytest.fixture
@@ -25,12 +24,6 @@ def ends():
     writer.close()
     connection.close()
     other.close()
-
-
-def read(connection, nbytes):
-    buffer = memoryview(bytearray(nbytes))
-    connection.read_into(buffer)
-    return bytes(buffer)
 
 
 def test_what_the_network_does_not_take_at_once_is_written_in_order(ends):

@@ -26,18 +26,23 @@ class CountedArrival:
         self.times_dropped += 1
 
 
-def test_headers_reach_the_listener_of_their_source():
-    inbox, received = ProcessInbox(), []
+@pytest.fixture
+def inbox():
+    inbox = ProcessInbox()
+    yield inbox
+    inbox.close()
+
+
+def test_headers_reach_the_listener_of_their_source(inbox):
+    received = []
     inbox.add_listener(3, received.append)
     header = (3).to_bytes(4, "little").ljust(HEADER_BYTES, b"x")
     os.write(inbox.write_fd, header)
     inbox.wait(0, lambda: bool(received))
     assert received == [header]
-    inbox.close()
 
 
-def test_a_message_has_arrived_when_its_header_was_written():
-    inbox = ProcessInbox()
+def test_a_message_has_arrived_when_its_header_was_written(inbox):
     written = {}
 
     def listen(header):
@@ -56,11 +61,10 @@ def test_a_message_has_arrived_when_its_header_was_written():
     read = time.perf_counter_ns()
     assert begin < arrived(1, begin) <= read, "by this clock it would have been there at the last look"
     assert arrived(2, read + 10**12) <= time.perf_counter_ns()
-    inbox.close()
 
 
-def test_aborting_a_step_drops_its_messages_and_no_others():
-    inbox, early, late, other = ProcessInbox(), CountedArrival(), CountedArrival(), CountedArrival()
+def test_aborting_a_step_drops_its_messages_and_no_others(inbox):
+    early, late, other = CountedArrival(), CountedArrival(), CountedArrival()
     inbox.add(MessageId(4, 1, 0, 0), early)
     inbox.add(MessageId(5, 1, 0, 0), other)
     inbox.abort(4, "group 1 failed")
@@ -69,41 +73,34 @@ def test_aborting_a_step_drops_its_messages_and_no_others():
     with pytest.raises(StepAborted, match="group 1 failed"):
         inbox.take(MessageId(4, 1, 0, 0))
     assert inbox.take(MessageId(5, 1, 0, 0)) is other
-    inbox.close()
 
 
-def test_an_abort_ends_a_wait():
-    inbox = ProcessInbox()
+def test_an_abort_ends_a_wait(inbox):
     threading.Timer(0.05, inbox.abort, (4, "group 1 failed")).start()
     with pytest.raises(StepAborted, match="group 1 failed"):
         inbox.take(MessageId(4, 1, 0, 0))
-    inbox.close()
 
 
-def test_a_group_that_has_lost_a_peer_waits_for_the_reason(monkeypatch):
+def test_a_group_that_has_lost_a_peer_waits_for_the_reason(inbox, monkeypatch):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 60)
-    inbox = ProcessInbox()
     inbox.mark_disconnected(1)
     threading.Timer(0.05, inbox.abort, (4, "group 1 died: out of memory")).start()
     with pytest.raises(StepAborted, match="out of memory"):
         inbox.take(MessageId(4, 1, 0, 0))
-    inbox.close()
 
 
-def test_without_a_reason_the_lost_peer_is_named(monkeypatch):
+def test_without_a_reason_the_lost_peer_is_named(inbox, monkeypatch):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
-    inbox = ProcessInbox()
     inbox.add(MessageId(4, 1, 0, 0), CountedArrival())
     inbox.mark_disconnected(1)
     inbox.take(MessageId(4, 1, 0, 0))  # had arrived before
     with pytest.raises(StepAborted, match="group 1 is gone"):
         inbox.take(MessageId(4, 2, 0, 0))
-    inbox.close()
 
 
-def test_a_lost_peer_that_has_no_part_in_the_step_ends_no_wait(monkeypatch):
+def test_a_lost_peer_that_has_no_part_in_the_step_ends_no_wait(inbox, monkeypatch):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.0)
-    inbox, arrival = ProcessInbox(), CountedArrival()
+    arrival = CountedArrival()
     inbox.mark_disconnected(3)
     inbox.begin_step(4, groups=frozenset([0, 1]))
     threading.Timer(0.05, lambda: (inbox.add(MessageId(4, 1, 0, 0), arrival), inbox.wake())).start()
@@ -115,11 +112,9 @@ def test_a_lost_peer_that_has_no_part_in_the_step_ends_no_wait(monkeypatch):
     assert inbox.lost.process == 3
     inbox.begin_step(6, groups=frozenset([0, 1]))
     assert inbox.lost is None, "if this step is aborted, the peer is not why"
-    inbox.close()
 
 
-def test_a_step_that_begins_ends_all_that_is_kept_of_earlier_steps():
-    inbox = ProcessInbox()
+def test_a_step_that_begins_ends_all_that_is_kept_of_earlier_steps(inbox):
     unread, late, current = CountedArrival(), CountedArrival(), CountedArrival()
     for step in range(1000):
         inbox.begin_step(step)
@@ -136,15 +131,12 @@ def test_a_step_that_begins_ends_all_that_is_kept_of_earlier_steps():
     assert inbox.take(MessageId(1001, 1, 0, 0)) is current
     assert not inbox._aborted
     assert not inbox._arrived
-    inbox.close()
 
 
-def test_a_step_may_be_aborted_before_it_begins():
-    inbox = ProcessInbox()
+def test_a_step_may_be_aborted_before_it_begins(inbox):
     inbox.begin_step(3)
     inbox.abort(5, "group 1 failed")
     inbox.begin_step(4)
     inbox.begin_step(5)
     with pytest.raises(StepAborted, match="group 1 failed"):
         inbox.take(MessageId(5, 1, 0, 0))
-    inbox.close()

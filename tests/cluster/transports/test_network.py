@@ -4,7 +4,6 @@ import errno
 import gc
 import pickle
 import threading
-import time
 import weakref
 
 import jax
@@ -13,49 +12,25 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cluster.tcp.credentials import make_credentials
 from cluster.transports import inbox as inbox_module
-from cluster.transports.inbox import PeerLostError, ProcessInbox
-from cluster.transports.network.transport import NetworkTransport
+from cluster.transports.inbox import PeerLostError
 from mpmd.errors import StepAborted
-from mpmd.runtime.transport import MessageId
+from tests.support.pairs import SECONDS, Broken, Pair
+from tests.support.waiting import await_that
 
-SECONDS = 20
 HOST = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
-class Pair:
-    """Two transports that are connected with one another; ``ends`` has them by their numbers."""
-
-    def __init__(self, encryption):
-        self.inboxes = [ProcessInbox() for _ in range(2)]
-        self.ends = [NetworkTransport(inbox, i) for i, inbox in enumerate(self.inboxes)]
-        credentials = make_credentials(encryption)
-        addresses = [end.listen("127.0.0.1", credentials) for end in self.ends]
-        connecting = threading.Thread(target=self.ends[0].connect, args=({1: addresses[1]},))
-        connecting.start()
-        self.ends[1].connect({0: addresses[0]})
-        connecting.join(SECONDS)
-
+class NetworkPair(Pair):
     def peer(self, end):
         """The connection as one end sees it."""
-        return self.ends[end]._peers[1 - end]
-
-    def send(self, step, tag, *arrays):
-        self.peer(0).send(MessageId(step, 0, 1, tag), arrays)
-
-    def take(self, step, tag, count=1):
-        return self.inboxes[1].take(MessageId(step, 0, 1, tag)).open([HOST] * count)
+        return self.ends[end]._transports["network"]._peers[1 - end]
 
 
 @pytest.fixture(params=[False, True], ids=["in clear", "encrypted"])
 def pair(request):
-    pair = Pair(request.param)
-    yield pair
-    for end in pair.ends:
-        end.close()
-    for inbox in pair.inboxes:
-        inbox.close()
+    with NetworkPair("network", request.param) as pair:
+        yield pair.connect()
 
 
 @pytest.fixture
@@ -72,14 +47,6 @@ def stalled(pair):
     connection.read_into = read_later
     yield may_read
     may_read.set()
-
-
-def await_that(condition):
-    """Waits for what another thread does soon."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 LARGE = 2**22
@@ -108,10 +75,10 @@ def assert_same(values, arrays):
 def test_every_bit_arrives_for_any_dtype_shape_and_layout(pair, on_device):
     arrays = [jnp.asarray(value) for value in VALUES] if on_device else VALUES
     for step in range(2):  # for the second, the layout is known
-        pair.send(step, 0, *arrays)
-        pair.send(step, 1)
-        assert_same(pair.take(step, 0, len(arrays)), arrays)
-        assert pair.take(step, 1, 0) == []
+        pair.send(0, *arrays, step=step)
+        pair.send(1, step=step)
+        assert_same(pair.take(0, step, len(arrays)), arrays)
+        assert pair.take(1, step, 0) == []
 
 
 def test_values_that_several_devices_hold_arrive_whole(pair):
@@ -119,13 +86,13 @@ def test_values_that_several_devices_hold_arrive_whole(pair):
     array = np.arange(40_000.0, dtype="float32").reshape(200, 200)
     for tag, spec in enumerate([(), ("a",), (None, "b"), ("b", "a")]):
         sharding = jax.sharding.NamedSharding(submesh, jax.sharding.PartitionSpec(*spec))
-        pair.send(0, tag, jax.device_put(array, sharding))
-        assert_same(pair.take(0, tag), [array])
+        pair.send(tag, jax.device_put(array, sharding))
+        assert_same(pair.take(tag), [array])
 
 
 def test_executables_read_what_was_received_in_place(pair):
-    pair.send(0, 0, *VALUES)
-    for value in pair.take(0, 0, len(VALUES)):
+    pair.send(0, *VALUES)
+    for value in pair.take(0, count=len(VALUES)):
         assert not value.flags.writeable
         assert value.ctypes.data % 64 == 0
         if value.nbytes and value.dtype not in (ml_dtypes.int4, "int64", "float64"):  # JAX converts these
@@ -136,14 +103,14 @@ def test_executables_read_what_was_received_in_place(pair):
 def test_memory_is_used_again_only_when_nothing_refers_to_a_message(pair):
     """Neither numpy's views, nor arrays of JAX that alias the memory."""
     buffers = pair.peer(1)._buffers
-    pair.send(0, 0, np.full(50_000, 1.0, "float32"), np.ones(3))
-    value, other = pair.take(0, 0, 2)
+    pair.send(0, np.full(50_000, 1.0, "float32"), np.ones(3))
+    value, other = pair.take(0, count=2)
     array = jax.device_put(value, HOST)
     row = value[3:9]
     del value, other
     for tag in range(1, 4):
-        pair.send(0, tag, np.full(50_000, 2.0, "float32"), np.ones(3))
-        pair.take(0, tag, 2)
+        pair.send(tag, np.full(50_000, 2.0, "float32"), np.ones(3))
+        pair.take(tag, count=2)
     assert (np.asarray(array) == 1).all()
     assert (row == 1).all()
     in_use = weakref.ref(array)
@@ -162,44 +129,37 @@ def test_large_values_are_sent_from_where_they_are(pair, monkeypatch):
     written = []
     monkeypatch.setattr(pair.peer(0)._writer, "put", written.extend)
     array = jnp.arange(100_000)
-    pair.send(0, 0, array)
+    pair.send(0, array)
     assert any(np.shares_memory(np.frombuffer(piece, "uint8"), np.asarray(array)) for piece in written)
 
 
 def test_a_message_that_cannot_be_made_leaves_the_connection_as_it_was(pair):
-    class Broken:
-        dtype, shape = np.dtype("float32"), (3,)
-
-        @property
-        def is_fully_replicated(self):
-            raise RuntimeError("the task that makes it failed")
-
     for tag in range(3):
         with pytest.raises(RuntimeError, match="the task that makes it failed"):
-            pair.send(0, tag, np.ones(3), Broken())
-    pair.send(0, 3, np.ones(3), np.zeros(3, "float32"))
-    assert_same(pair.take(0, 3, 2), [np.ones(3), np.zeros(3, "float32")])
+            pair.send(tag, np.ones(3), Broken())
+    pair.send(3, np.ones(3), np.zeros(3, "float32"))
+    assert_same(pair.take(3, count=2), [np.ones(3), np.zeros(3, "float32")])
 
 
 @pytest.mark.parametrize("how", ["donated", "deleted"])
 def test_what_is_still_to_be_sent_may_be_donated_or_deleted(pair, stalled, how):
     array = jax.device_put(np.full(LARGE, 7.0, "float32"), HOST)
-    pair.send(0, 0, array)
+    pair.send(0, array)
     if how == "donated":
         jax.block_until_ready(jax.jit(jnp.negative, donate_argnums=0)(array))
     array.delete()
     others = [jnp.full(LARGE, float(i)) for i in range(3)]  # they would take memory that is free
     stalled.set()
-    assert (pair.take(0, 0)[0] == 7).all()
+    assert (pair.take(0)[0] == 7).all()
     del others
 
 
 def test_no_sender_waits_within_a_step_and_messages_are_taken_in_any_order(pair, stalled):
     for tag in range(4):
-        pair.send(0, tag, np.full(LARGE, tag, "float32"), np.array(tag))
+        pair.send(tag, np.full(LARGE, tag, "float32"), np.array(tag))
     stalled.set()
     for tag in (2, 3, 0, 1):
-        large, small = pair.take(0, tag, 2)
+        large, small = pair.take(tag, count=2)
         assert (large == tag).all()
         assert small == tag
 
@@ -208,29 +168,29 @@ def test_messages_are_sent_in_order_whoever_writes_them(pair):
     """Small ones are written by the caller, large ones by a thread."""
     sizes = [3, LARGE // 4, 5, 7, LARGE // 4, 1]
     arrived = []
-    add = pair.inboxes[1].add
-    pair.inboxes[1].add = lambda message, arrival: (arrived.append(message.tag), add(message, arrival))
+    add = pair.ends[1]._inbox.add
+    pair.ends[1]._inbox.add = lambda message, arrival: (arrived.append(message.tag), add(message, arrival))
     for tag, size in enumerate(sizes):
-        pair.send(0, tag, np.full(size, tag, "float32"))
-    assert [pair.take(0, tag)[0].size for tag in reversed(range(len(sizes)))] == sizes[::-1]
+        pair.send(tag, np.full(size, tag, "float32"))
+    assert [pair.take(tag)[0].size for tag in reversed(range(len(sizes)))] == sizes[::-1]
     assert arrived == list(range(len(sizes)))
 
 
 def test_a_sender_waits_for_its_window_until_the_step_is_aborted(pair):
     for step in range(2):
-        pair.send(step, 0, np.ones(9))
-    threading.Timer(0.1, pair.inboxes[0].abort, (2, "fwd_0 failed")).start()
+        pair.send(0, np.ones(9), step=step)
+    threading.Timer(0.1, pair.ends[0].abort, (2, "fwd_0 failed")).start()
     with pytest.raises(StepAborted, match="fwd_0 failed"):
-        pair.send(2, 0, np.ones(9))
-    pair.take(0, 0)
-    pair.send(3, 0, np.ones(9))  # in the aborted step, nothing was sent
+        pair.send(0, np.ones(9), step=2)
+    pair.take(0)
+    pair.send(0, np.ones(9), step=3)  # in the aborted step, nothing was sent
 
 
 def test_an_idle_connection_keeps_no_array(pair):
     array = np.ones(LARGE, "float32")
     sent = weakref.ref(array)
-    pair.send(0, 0, array)
-    pair.take(0, 0)
+    pair.send(0, array)
+    pair.take(0)
     del array
     await_that(lambda: sent() is None)
 
@@ -251,20 +211,20 @@ def test_the_reason_for_a_lost_connection_is_told(pair, monkeypatch, error, reas
         raise error
 
     pair.peer(1)._buffers.take = fail
-    pair.send(0, 0, np.ones(9))
+    pair.send(0, np.ones(9))
     with pytest.raises(StepAborted, match=f"group 0 is gone: .*{reason}"):
-        pair.take(0, 0)
-    lost = pickle.loads(pickle.dumps(pair.inboxes[1].lost))
+        pair.take(0)
+    lost = pickle.loads(pickle.dumps(pair.ends[1].lost))
     assert isinstance(lost, PeerLostError)
     assert (lost.process, reason in str(lost)) == (0, True)
 
 
 def test_a_peer_that_dies_in_the_middle_of_a_message_is_gone(pair, stalled, monkeypatch):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
-    pair.send(0, 0, np.ones(LARGE, "float32"))
+    pair.send(0, np.ones(LARGE, "float32"))
     pair.peer(0)._connection.end()
     stalled.set()
     with pytest.raises(StepAborted, match="group 0 is gone: its process has closed its connections"):
-        pair.take(0, 0)
+        pair.take(0)
     with pytest.raises(StepAborted, match="group 1 is gone"):
-        pair.send(0, 1, np.ones(3))
+        pair.send(1, np.ones(3))

@@ -2,7 +2,6 @@
 
 import pytest
 
-import cluster
 from cluster.driver.calls.liveness import (
     ANSWER_SECONDS,
     DEATH_REPORT_SECONDS,
@@ -252,21 +251,6 @@ def test_every_call_is_watched_but_those_that_end_with_their_process(pending):
     assert [pending.count_of(process) for process in TWO] == [0, 1]
     pending.succeed(loading, None)
     assert not pending.are_awaited
-
-
-@pytest.mark.parametrize(
-    ("limits", "error", "message"),
-    [
-        ({"step_timeout": 0}, ValueError, "step_timeout must be a number of seconds above 0, or None, not 0"),
-        ({"stuck_after": float("nan")}, ValueError, "stuck_after must be a number of seconds above 0"),
-        ({"stuck_after": "1 min"}, TypeError, "stuck_after must be a number of seconds above 0, or None"),
-        ({"load_timeout": -1}, ValueError, "load_timeout must be a number of seconds above 0"),
-        ({"max_in_flight": 0}, ValueError, "max_in_flight must be a whole number of at least 1, not 0"),
-    ],
-)
-def test_limits_that_are_none(limits, error, message):
-    with pytest.raises(error, match=message):
-        cluster.launch({"stage": 2}, "stage", **limits)
 
 
 def test_a_status_is_a_table_of_the_processes():

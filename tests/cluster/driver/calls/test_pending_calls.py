@@ -6,7 +6,7 @@ from cluster.driver.calls.pending_calls import PendingCalls
 from mpmd.errors import GroupDiedError, StepAborted, TaskError
 from tests.support.processes import endpoints
 
-GROUPS = endpoints([1, 1, 1])
+ZERO, ONE, TWO = endpoints([1, 1, 1])
 FAILED = TaskError("fwd_1__0 failed on group 1", 1, "fwd_1__0")
 DIED = GroupDiedError("group 1 died", 1)
 
@@ -17,7 +17,7 @@ def pending():
 
 
 def test_replies_settle_futures_in_any_order(pending):
-    first, second = pending.add([GROUPS[0], GROUPS[1]], step=7)
+    first, second = pending.add([ZERO, ONE], step=7)
     pending.succeed(second, "b")
     assert not first.future.done()
     pending.succeed(first, "a")
@@ -25,7 +25,7 @@ def test_replies_settle_futures_in_any_order(pending):
 
 
 def test_the_first_failure_of_a_step_aborts_it_once(pending):
-    zero, one, two = pending.add([GROUPS[0], GROUPS[1], GROUPS[2]], step=7)
+    zero, one, two = pending.add([ZERO, ONE, TWO], step=7)
     (failed,) = pending.fail(one, FAILED)
     assert (failed.run, failed.failure, failed.mpmd_idxs) == (7, FAILED, {0, 1, 2})
     assert pending.fail(zero, StepAborted("fwd_1__0 failed on group 1")) == []
@@ -50,23 +50,23 @@ def test_a_step_is_half_answered_where_one_process_of_a_group_still_runs_it(pend
 
 
 def test_a_failed_step_leaves_the_others_alone(pending):
-    (failed,) = pending.add([GROUPS[1]], step=7)
-    (other,) = pending.add([GROUPS[0]], step=8)
+    (failed,) = pending.add([ONE], step=7)
+    (other,) = pending.add([ZERO], step=8)
     pending.fail(failed, FAILED)
     pending.succeed(other, "fine")
     assert other.future.result() == "fine"
 
 
 def test_a_failed_call_outside_steps_aborts_nothing(pending):
-    (call,) = pending.add([GROUPS[1]])
+    (call,) = pending.add([ONE])
     assert pending.fail(call, FAILED) == []
     assert call.future.exception() is FAILED
 
 
 def test_a_death_ends_all_steps_the_group_has_a_part_in(pending):
-    zero, one = pending.add([GROUPS[0], GROUPS[1]], step=7)
-    (other,) = pending.add([GROUPS[0]], step=8)
-    (fetch,) = pending.add([GROUPS[1]])
+    zero, one = pending.add([ZERO, ONE], step=7)
+    (other,) = pending.add([ZERO], step=8)
+    (fetch,) = pending.add([ONE])
     pending.succeed(one, "its part was done")
     (failed,) = pending.mark_dead(1, DIED)
     assert (failed.run, failed.failure, failed.mpmd_idxs) == (7, DIED, {0, 1})
@@ -82,40 +82,31 @@ def test_a_death_ends_all_steps_the_group_has_a_part_in(pending):
 def test_calls_on_dead_groups_are_refused(pending):
     pending.mark_dead(1, DIED)
     with pytest.raises(GroupDiedError, match="group 1 died"):
-        pending.add([GROUPS[0], GROUPS[1]], step=7)
-    (call,) = pending.add([GROUPS[0]], step=7)
+        pending.add([ZERO, ONE], step=7)
+    (call,) = pending.add([ZERO], step=7)
     pending.succeed(call, None)
 
 
 def test_close_fails_everything_now_and_later(pending):
-    calls = [*pending.add([GROUPS[0], GROUPS[1]], step=7), *pending.add([GROUPS[1]])]
+    calls = [*pending.add([ZERO, ONE], step=7), *pending.add([ONE])]
     pending.close(RuntimeError("closed"))
     pending.close(RuntimeError("closed twice"))
     for call in calls:
         assert str(call.future.exception()) == "closed"
         pending.succeed(call, "too late")
     with pytest.raises(RuntimeError, match="closed"):
-        pending.add([GROUPS[0]])
+        pending.add([ZERO])
 
 
 def test_futures_cannot_be_cancelled(pending):
-    (call,) = pending.add([GROUPS[0]])
+    (call,) = pending.add([ZERO])
     assert not call.future.cancel()
     pending.succeed(call, 1)
 
 
 def test_the_numbers_of_steps_ascend(pending):
     """Groups that have begun a step know nothing of earlier ones."""
-    (call,) = pending.add([GROUPS[0]], step=7)
+    (call,) = pending.add([ZERO], step=7)
     pending.succeed(call, None)
     with pytest.raises(AssertionError, match="step 6 comes after step 7"):
-        pending.add([GROUPS[0]], step=6)
-
-
-def test_calls_that_end_with_their_process_are_not_awaited(pending):
-    pending.add([GROUPS[0]], endless=True)
-    assert not pending.are_awaited
-    (loading,) = pending.add([GROUPS[1]])
-    assert pending.are_awaited
-    pending.succeed(loading, None)
-    assert not pending.are_awaited
+        pending.add([ZERO], step=6)
