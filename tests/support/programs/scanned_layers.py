@@ -16,7 +16,7 @@ def stacked(layers=LAYERS, width=WIDTH, **others):
     """Weights of ``layers`` layers, stacked along the first axis."""
     (key,) = keys(1)
     w = jax.random.normal(key, (layers, width, width)) / 2
-    return {"layers": {"w": w, "b": jnp.full((layers, width), 0.1)}, **others}
+    return {"layers": {"w": w, "b": jnp.full((layers, width), 0.1, jnp.float32)}, **others}
 
 
 def scanned(body, initial, xs, **options):
