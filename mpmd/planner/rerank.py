@@ -310,13 +310,13 @@ def _ranking(planned: Sequence[_Planned], waiting: Sequence[Row], cluster: AnyCl
     notes = []
     if measured := sum(one.is_measured for one in _fitting(planned)):
         notes.append(
-            f"the tasks of {measured} candidates were measured; the times of the others are multiplied "
-            f"by {scale:.2f}, the median of measured over simulated times"
+            f"candidates whose tasks were measured: {measured}; the times of the others are multiplied by "
+            f"{scale:.2f}, the median of measured over simulated times"
         )
     if unplanned:
         notes.append(
-            f"{len(planned)} candidates were planned and simulated, as simulate= and seconds= allow; of "
-            f"{len(unplanned)} more, formulas say the costs"
+            f"candidates that were planned and simulated: {len(planned)}; of {len(unplanned)} more, formulas "
+            "say the costs; simulate= sets how many are planned"
         )
     assert best.realized is not None, "the best candidate can run"
     return Ranking(relabelled(ranked), best.realized, tuple(notes))

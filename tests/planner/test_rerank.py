@@ -108,7 +108,7 @@ def test_the_best_of_each_kind_is_planned_before_the_others():
     order, planned, result = run(rows, {4: 0.5}, simulate=2)
     assert planned == [1, 4] and order == [4, 1, 2, 3]
     (note,) = result.notes
-    assert note.startswith("2 candidates were planned") and "of 2 more, formulas say the costs" in note
+    assert note.startswith("candidates that were planned and simulated: 2; of 2 more, formulas say the costs")
     assert result.rows[-1].reason.startswith("not planned; by the formulas")
 
 
@@ -191,7 +191,7 @@ def test_rows_that_are_not_measured_are_scaled():
     assert [found.prediction.seconds for found in result.rows] == [2.5, 3.0, 6.0, 8.0]
     assert result.rows[2].reason.startswith("2.40 times the best")
     assert result.rows[0].prediction.expected_error < result.rows[2].prediction.expected_error
-    assert "2 candidates were measured" in result.notes[0] and "by 2.00, the median" in result.notes[0]
+    assert "tasks were measured: 2;" in result.notes[0] and "by 2.00, the median" in result.notes[0]
 
 
 def test_slow_measured_rows_do_not_keep_another_from_being_measured():

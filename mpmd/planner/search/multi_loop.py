@@ -180,7 +180,8 @@ def _loops(
         try:
             rows = search(profile, cluster, of_kind, exhaustive)
         except ValueError as error:
-            raise type(error)(f"loop {kind}: {error}") from error
+            refusal = StepDoesNotFit if isinstance(error, StepDoesNotFit) else ValueError
+            raise refusal(f"loop {kind}: {error}") from error
         loops[kind] = _TypicalLoop(SearchSpace(CostModel(profile, cluster), of_kind), rows)
     return loops
 
