@@ -61,9 +61,11 @@ class Rounds:
     def run(self, count):
         """Waits each tenth time, and in the end."""
         for number in range(count):
-            copy = mpmd.reshard(self._weights, to=self._sample)
-            batch = mpmd.reshard(self._sample(copy, BATCH), to=self._train, argnum=1)
-            self._weights, loss = self._train(self._weights, batch)
+            # Kept until the next round: if they were dropped during a step, chance would decide whether the
+            # snapshot after it already has groups drop them.
+            self._copy = mpmd.reshard(self._weights, to=self._sample)
+            self._batch = mpmd.reshard(self._sample(self._copy, BATCH), to=self._train, argnum=1)
+            self._weights, loss = self._train(self._weights, self._batch)
             if number % 10 == 9:
                 assert np.isfinite(float(loss))
         self._weights.block_until_ready()

@@ -483,7 +483,6 @@ class World:
 
     def finish_saving(self, copy):
         self.runtime.free(tuple(self.logged), copy)
-        self.ledger.unwritten.discard(copy)
         with self.ledger.changed:
             self.ledger.drop_copies({copy})
 

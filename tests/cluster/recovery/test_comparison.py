@@ -60,6 +60,14 @@ def test_the_first_of_several_steps_counts():
     assert (report.kind, report.mpmd_idxs, report.step) == ("computed", (1,), 6)
 
 
+def test_the_message_that_differs_first_names_the_group_and_its_device():
+    """A group that sends other bits before it has received any has made them."""
+    wrong = first_group(sent=(1, 7), received=7), second_group(received=(1, 7), sent=7)
+    report = compare(run(), run(wrong))
+    assert (report.kind, report.mpmd_idxs, report.devices) == ("computed", (0,), ("cpu:1",))
+    assert "first, message 0 to group 1 on group 0" in str(report)
+
+
 def test_a_result_or_a_value_that_differs_alone():
     report = compare(run(), run((first_group(loss=0.25), second_group())))
     assert (report.kind, report.mpmd_idxs) == ("computed", (0,)) and "a result of the step" in str(report)

@@ -78,6 +78,9 @@ def test_a_death_is_the_error_of_what_reads_the_results_of_the_step_that_it_has_
             future.result(SOON)
     with pytest.raises(LostValueError, match="a task failed"):
         other[2].result(SOON)
+    for handle in (3, 4):
+        driven.free((2,), handle)
+    assert driven._ledger.left_out.lost == {}, "nobody can ask for what is freed"
 
 
 def test_the_error_of_a_step_has_what_its_group_has_sent_until_then(driven):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cluster.protocol.packing import PackedValue, pack
+from cluster.recovery import moves as moves_module
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.rewinds import KeptHere, RewindRequest, Rewound
 from mpmd.errors import (
@@ -192,7 +193,6 @@ def test_a_driver_that_is_as_far_ahead_as_it_may_be_goes_on_after_a_recovery():
 
 @pytest.mark.parametrize("asked", [Read({5: "stored"}), Fetch(5)], ids=["read", "fetch"])
 def test_an_interrupt_while_a_group_is_asked_keeps_no_later_error_waiting(driven, monkeypatch, asked):
-
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
@@ -236,6 +236,22 @@ def test_the_end_of_a_rewind_is_kept_by_its_caller_alone():
         assert kept() is None
     finally:
         gc.enable()
+
+
+def test_who_waits_for_a_copy_to_be_written_is_told_when_it_is_freed(driven, monkeypatch):
+    """By another thread: who frees it, such as the garbage collector, may hold any lock."""
+    monkeypatch.setattr(moves_module, "_LOOK_SECONDS", 10.0 * SOON)
+    monkeypatch.setattr(driven._supervisor.moves, "_look", lambda: None)
+    driven._supervisor.moves.start()
+    driven.ask({0: CopyOut(3, (1,))})
+    freeing = threading.Timer(0.1, driven.free, ((0,), 3))
+    freeing.start()
+    with driven.changed:
+        while driven._ledger.unwritten:
+            assert driven.changed.wait(SOON), "nobody was told"
+    freeing.join()
+    driven.close()
+    driven._supervisor.moves.looks.put(None)  # by which the thread ends
 
 
 def test_the_status_says_which_groups_are_being_replaced(driven):
