@@ -79,7 +79,7 @@ def distillation():
     def holds(loaded):
         stays_on_one_group_each(loaded)
         # The last stage of either loop is on one group, and so the targets stay there.
-        sent = [value.aval.shape for edge in mpmd.exunmarked(loaded).edges for value in edge.values]
+        sent = [value.aval.shape for edge in mpmd.explain(loaded).edges for value in edge.values]
         assert (4, 4, 4) not in sent
 
     return Case(step, init(weights(3), ADAM), (weights(4)[1:], batch()[0]), steps=3, holds=holds)
