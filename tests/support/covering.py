@@ -116,7 +116,7 @@ def main():
     names = "".join(f"    {json.dumps(name)},\n" for name in cover(*lines_and_costs_of_programs()))
     source = Path(__file__)
     text = re.sub(
-        r"(?ms)^COVERING = \(.*?^?\)$", lambda _: f"COVERING = (\n{names})", source.read_text(), count=1
+        r"(?ms)^COVERING = \(.*?^\)$", lambda _: f"COVERING = (\n{names})", source.read_text(), count=1
     )
     source.write_text(text)
 
