@@ -224,8 +224,8 @@ MUTANTS = (
     Mutant(
         "verify-capacity",
         "mpmd/verify/channels.py",
-        "bisect.bisect_left(read_at[edge],",
-        "bisect.bisect_right(read_at[edge],",
+        "bisect.bisect_left(used_at[edge],",
+        "bisect.bisect_right(used_at[edge],",
         "counts a message as read by an instruction that may not have run",
     ),
     Mutant(
@@ -245,8 +245,8 @@ MUTANTS = (
     Mutant(
         "memory-dropped",
         "mpmd/memory/messages.py",
-        "dropped=max(dropped.get(name, end) for name in recv.values)",
-        "dropped=min(dropped.get(name, end) for name in recv.values)",
+        "dropped=max(dropped.get(name, end) for name in values)",
+        "dropped=min(dropped.get(name, end) for name in values)",
         "counts a message as gone when the first of its values is dropped",
     ),
     Mutant(
@@ -266,8 +266,8 @@ MUTANTS = (
     Mutant(
         "simulate-donated",
         "mpmd/simulate/plan.py",
-        "growth = self._bytes(outputs) - self._bytes(donated)",
-        "growth = self._bytes(outputs)",
+        "growth = self._bytes(run.outputs) - self._bytes(donated)",
+        "growth = self._bytes(run.outputs)",
         "counts the buffers that outputs take over twice",
     ),
     Mutant(

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import coverage
+import jax
 
 import mpmd
 from mpmd.compiler.jaxprs.equations import all_eqns
@@ -111,10 +112,11 @@ def cover(lines, costs):
 
 
 def main():
+    jax.config.update("jax_num_cpu_devices", 8)  # as for tests
     names = "".join(f"    {json.dumps(name)},\n" for name in cover(*lines_and_costs_of_programs()))
     source = Path(__file__)
     text = re.sub(
-        r"(?ms)^COVERING = \(.*?^?\)$", lambda _: f"COVERING = (\n{names})", source.read_text(), count=1
+        r"(?ms)^COVERING = \(.*?^\)$", lambda _: f"COVERING = (\n{names})", source.read_text(), count=1
     )
     source.write_text(text)
 
