@@ -1,1 +1,1 @@
-"""Tools that know no step: tables, groupings, pytrees, text files, directories, clocks, no garbage."""
+"""Tools that know no step: tables, groupings, pytrees, text files, directories, clocks, garbage."""
