@@ -242,7 +242,7 @@ class _FindingWriter:
 
 
 def loads_of(attribution: Attribution) -> dict[int, float]:
-    """The nanoseconds of work in loops, of each group that has some: from others nothing could be moved."""
+    """The nanoseconds of work in loops, by group. Groups without such work have no entry."""
     measured = attribution.measured
     workload = measured.workload
     loads = {

@@ -251,7 +251,7 @@ class CutStep:
 
     @property
     def inputs(self) -> list[Var]:
-        """The variables of arguments, then those of constants."""
+        """The variables of the arguments, then the variables of the constants."""
         return [*(argument.var for argument in self.arguments), *self.constants]
 
     def loop_of(self, stage: int) -> int:

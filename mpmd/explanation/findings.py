@@ -1,4 +1,4 @@
-"""Facts of a plan, as text: what its user probably did not intend, and the choices that forwards keep."""
+"""Texts about a plan: likely mistakes of its user, and discrete choices that are kept or made again."""
 
 from __future__ import annotations
 

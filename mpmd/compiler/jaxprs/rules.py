@@ -139,6 +139,7 @@ def _elementwise(eqn: JaxprEqn, but: Collection[int] = ()) -> Iterator[CommonDim
 
 
 def _but(param: str) -> FindDimensions:
+    """Lists the dimensions that the parameter ``param`` does not name."""
 
     def rule(eqn: JaxprEqn) -> Iterable[CommonDimension]:
         value, rank = eqn.params[param], len(shape_of(eqn.invars[0]))

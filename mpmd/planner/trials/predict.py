@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.ir.plan import Name, OutsideTask, Plan, TaskType
 from mpmd.ir.routes import Topology
-from mpmd.memory import EarliestArrival, GroupMemory, Holding, device_bytes, group_memories
+from mpmd.memory import EarliestArrival, GroupMemory, Holding, device_bytes, group_memories, sizes_on_devices
 from mpmd.planner.candidate import Memory, Prediction
 from mpmd.simulate import Costs, MessageBytes, simulate
 from mpmd.simulate.costs import types_of
@@ -22,6 +22,7 @@ def predict(
     source: str,
     reducing: float = 0.0,
     holding: Holding = Holding.RECEIVER,
+    computed_weights: Collection[Name] = (),
     capacities: Sequence[float] = (),
 ) -> Prediction:
     """The predicted cost of a verified plan.
@@ -34,6 +35,7 @@ def predict(
       source: where they come from.
       reducing: the seconds of a step that go into all-reduces and gathered weights.
       holding: where messages are until they are used.
+      computed_weights: the weights that tasks outside of loops compute, such as gathered ones.
       capacities: the bytes that a device of each group has; by default all have the same.
     """
     simulation = simulate(plan, costs, topology=topology)
@@ -48,7 +50,7 @@ def predict(
         bubble=simulation.bubble,
         # A step that only hands on its arguments takes no time.
         communication=reducing / simulation.makespan if simulation.makespan else 0.0,
-        memory=memory_of_group(plan, worst, memories[worst], updated),
+        memory=memory_of_group(plan, worst, memories[worst], updated, computed_weights),
         stage_seconds=stage_seconds(plan, costs),
         source=source,
     )
@@ -87,16 +89,23 @@ def stage_seconds(plan: Plan, costs: Costs) -> tuple[float, ...]:
     return tuple(of_stage.values())
 
 
-def memory_of_group(plan: Plan, mpmd_idx: int, memory: GroupMemory, updated: Collection[Name]) -> Memory:
+def memory_of_group(
+    plan: Plan,
+    mpmd_idx: int,
+    memory: GroupMemory,
+    updated: Collection[Name],
+    computed_weights: Collection[Name],
+) -> Memory:
     """Divides a group's peak memory into its parts.
 
-    Updated arguments that the loop reads count as weights; so do, while the loop runs, values that are
-    computed before the loop, such as gathered weights. The remaining updated arguments count as state,
-    together with the rest of the values from the start of the step or from outside the loop.
+    Updated arguments that the loop reads count as weights; so do, while the loop runs, weights that are
+    computed before the loop. The remaining updated arguments count as state, together with the rest of the
+    values from the start of the step or from outside the loop.
     """
     peak, axes = memory.peak, plan.submesh(mpmd_idx)
     is_in_loop = memory.task is not None and not isinstance(memory.task, OutsideTask)
-    computed = peak.outside if is_in_loop else 0
+    sizes = sizes_on_devices(plan, mpmd_idx) if is_in_loop else {}
+    computed = min(peak.outside, sum(sizes.get(name, 0) for name in computed_weights))
     read = {
         name
         for run in plan.programs[mpmd_idx].runs

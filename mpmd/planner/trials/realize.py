@@ -21,6 +21,7 @@ from mpmd.planner.shared_cores import (
     groups_at_once,
     time_alone,
 )
+from mpmd.planner.trials.loop_weights import weights_before_loops
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_all_reduces, message_bytes, task_seconds
 from mpmd.planner.trials.predict import predict
@@ -149,6 +150,7 @@ def _realized(
         source,
         reducing,
         holding=cluster.holding,
+        computed_weights=weights_before_loops(compiled.program, updated),
         capacities=[cluster.pool(device_range.submesh.pool).memory for device_range in device_ranges],
     )
     return Realized(step, plan, costs, prediction, sent)
