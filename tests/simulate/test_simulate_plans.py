@@ -157,3 +157,6 @@ def test_a_plan_that_gets_stuck_is_an_error_that_says_where():
     unsent = plan_of([[], [Recv(("v",), 0, 0), run_of("fwd_0__0", "one", ("v",), ("h",))]], inputs=[("v", 0)])
     with pytest.raises(ValueError, match="edge 0 -> 1, message 0: nothing, but v = recv <- 0 #0"):
         simulate(unsent)
+    to_nobody = plan_of([[Send(("v",), 2, 0)], []], inputs=[("v", 0)])
+    with pytest.raises(ValueError, match="edge 0 -> 2, message 0: send v -> 2 #0, but nothing"):
+        simulate(to_nobody)
