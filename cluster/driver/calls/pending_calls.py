@@ -58,7 +58,7 @@ class PendingStep:
 
 
 class PendingCalls:
-    """The calls that were made and not yet answered. Thread-safe.
+    """Holds calls until they are answered. Thread-safe.
 
     Methods that record a failure return the runs of steps that have failed by it, for the groups to abort.
     """
