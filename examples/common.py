@@ -22,7 +22,7 @@ def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_steps(description: str, argv: list[str] | None) -> argparse.Namespace:
-    """The arguments of an example that takes the number of its steps, and those of ``add_mesh_arguments``."""
+    """Reads the number of steps, and the arguments of ``add_mesh_arguments``, from the command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=10, help="train steps (default: 10)")
     add_mesh_arguments(parser)

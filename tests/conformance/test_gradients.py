@@ -227,7 +227,7 @@ def counted_step(params, *data, n=3):
 
 
 def test_weights_are_no_messages():
-    """Each group computes them of what is counted, before the loop."""
+    """Each group computes the weights from the counts, before the loop."""
 
     step = functools.partial(counted_step, n=4)
     edges = mpmd.explain(planned(step, weights(2), X, Y, COUNTED)).edges

@@ -54,7 +54,7 @@ def sliced(weights, x, bounds=BOUNDS, mark=mpmd.mark_stage_end, last=lambda h: h
 
 
 def assert_right(loss, schedule, args=None):
-    """Returns the step on groups, whose results are those of plain JAX."""
+    """Returns the step on groups, after its results were compared with plain JAX."""
     args = args or problem()
     with mesh_of(schedule.mpmd_dim) as mesh:
         return assert_like_jit(mesh, sgd_step(loss, schedule), *args)

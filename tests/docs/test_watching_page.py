@@ -76,7 +76,7 @@ def test_tensorboard(mesh, monkeypatch, tmp_path):
 
 
 class Run:
-    """Stands for that of Weights & Biases."""
+    """Stands for a run of Weights & Biases."""
 
     def __init__(self):
         self.logged, self.defined = [], []

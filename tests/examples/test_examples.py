@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run_example(words: str, *arguments: object, returncode: int = 0, **variables: str) -> str:
-    """Runs an example, such as ``grpo --steps 2``, which is to end so; returns what it printed."""
+    """Runs an example, such as ``grpo --steps 2``, asserts how it ends, and returns its output."""
     name, *options = words.split()
     finished = subprocess.run(
         [sys.executable, f"examples/{name}.py", *options, *map(str, arguments)],

@@ -46,7 +46,7 @@ def train(step, disturb=lambda number, state: None, steps=STEPS, state=None):
 
 
 def recoveries(mesh, count):
-    """The reports, once there are so many: one comes when all is as before, which results do not wait for."""
+    """The reports, once there are so many: results do not wait for the report of a recovery."""
     await_that(lambda: len(mesh.recoveries) >= count)
     return mesh.recoveries
 
