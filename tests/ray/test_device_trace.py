@@ -6,7 +6,7 @@ import ray
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.runtime.requests import StartTrace
+from mpmd.runtime.requests import StartTrace, StopTrace
 from tests.runtime.test_device_trace import ROWS, WEIGHTS, train_step
 
 
@@ -25,12 +25,14 @@ def test_each_process_has_its_trace(two_process_groups, tmp_path):
 
 
 @pytest.mark.slow
-def test_where_one_process_is_traced_already_no_other_stays_traced(two_groups, tmp_path):
+def test_a_trace_of_somebody_else_is_refused_and_goes_on(two_groups, tmp_path):
     step = mpmd.jit(train_step, two_groups).compile(WEIGHTS, ROWS)
     with pytest.raises(ValueError, match="cannot be written"):
         step.profile(WEIGHTS, ROWS, trace_dir=__file__)
-    ray.get(two_groups.runtime.actors[1].answer.remote(StartTrace()), timeout=60)
+    traced = two_groups.runtime.actors[1]
+    ray.get(traced.answer.remote(StartTrace()), timeout=60)
     with pytest.raises(RuntimeError, match="Only one profile may be run at a time"):
         step.profile(WEIGHTS, ROWS, trace_dir=tmp_path)
+    ray.get(traced.answer.remote(StopTrace()), timeout=60)
     step.profile(WEIGHTS, ROWS, trace_dir=tmp_path)
     assert len(list(tmp_path.glob("plugins/profile/*/group_*.xplane.pb"))) == 2
