@@ -162,18 +162,6 @@ def counts_and_keys():
 
 
 @program()
-def what_a_later_stage_reads_of_an_earlier_one():
-    """The last stage's loss reads the first one's statistics, as they were before the microbatch."""
-    plain = through(batch_norm)
-
-    def loss(params, running, x, y):
-        value, after = plain(params, running, x, y)
-        return value + 0.1 * jnp.sum(running[0]["mean"] ** 2) * value, after
-
-    return case(loss, weights(3), statistics(3))
-
-
-@program()
 def carried_by_backwards():
     """A running norm of a gradient scales the next microbatch's: it is read and updated in a backward."""
 

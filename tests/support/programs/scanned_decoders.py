@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jax import lax
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, squares, stack
-from tests.support.programs.scanned_layers import LAYERS, WEIGHTS, stacked
+from tests.support.models import CLIPPED_ADAM, stack
+from tests.support.programs.scanned_layers import LAYERS
 from tests.support.programs.sliced_models import (
     LENGTH,
     attend,
@@ -41,21 +41,3 @@ def layers_of_two_kinds_in_a_switch():
     params = decoder(LAYERS)
     params["layers"] = stack(params["layers"])
     return train(loss, params, data=token_batch(), optimizer=CLIPPED_ADAM)
-
-
-@program()
-def stacks_that_the_backward_reads_in_several_ways():
-    """What a scan stacks is read by rows and as a whole; its constants are made in the forward."""
-
-    def loss(params, x, y):
-        gate = jnp.exp(-(x**2))
-
-        def body(h, p):
-            product = h @ p["w"] + p["b"]
-            h = jnp.sin(product * gate * 2 + product**3) * gate
-            return mpmd.mark_stage_end(h, every=2), h * 2
-
-        h, doubled = lax.scan(body, x, params["layers"])
-        return squares(h, y) + jnp.sum(jnp.tanh(doubled) ** 2) / 100
-
-    return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
