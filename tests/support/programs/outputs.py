@@ -64,14 +64,6 @@ def a_state_that_is_never_updated():
     return with_aux(lambda params, x, y: (mse(params, x, y), jnp.sum(x)), Initial())
 
 
-class LogSumExp:
-    def state(self, n, a):
-        return jnp.full(a.shape, -jnp.inf, a.dtype)
-
-    def update(self, state, update, index):
-        return jnp.logaddexp(state, update)
-
-
 class Histogram:
     """A state of another shape and dtype than the values."""
 
@@ -85,7 +77,6 @@ class Histogram:
 OPERATIONS = {
     "max of integers": (mpmd.Max, lambda h: jnp.argmax(h, -1)),
     "max of booleans": (mpmd.Max, lambda h: jnp.any(h > 0.9)),
-    "logsumexp": (LogSumExp(), lambda h: h[0]),
     "histogram": (Histogram(), lambda h: jnp.max(h)),
 }
 """Beside those that random programs have."""

@@ -91,15 +91,13 @@ def parameters_that_are_numbers():
     return Case(step, [0.5, 0.1, 1.0], batch(), 2)
 
 
-@program({"kept": False, "computed again": True})
-def complex_parameters(computed_again):
+@program()
+def complex_parameters():
+    @jax.checkpoint
     def loss(params, x, y):
         h = mpmd.mark_stage_end(jnp.exp(1j * x) @ params[0])
         h = mpmd.mark_stage_end(h * jnp.abs(h) @ params[1])
         return jnp.mean(jnp.abs(h @ params[2] - y) ** 2)
-
-    if computed_again:
-        loss = jax.checkpoint(loss)
 
     def step(state, xs, ys):
         total, grads = trains(state, (xs, ys), loss)

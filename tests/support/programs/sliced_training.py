@@ -21,6 +21,7 @@ from tests.support.programs.sliced_models import (
     feed_forward,
     heads_of,
     sliced_loss,
+    together,
     token_batch,
     token_losses,
     train_slices,
@@ -99,6 +100,29 @@ def slices_on_groups_of_two_devices(by_rows):
     options = {"in_specs": specs}
     loss = sliced_loss(slices=2)
     return train_slices(loss, slices=2, optimizer=CLIPPED_ADAM, axes={"fsdp": 2}, options=options)
+
+
+@program()
+def slices_with_document_masks():
+    """The documents of keys are a part of the batch."""
+
+    def loss(params, batch, targets):
+        documents = batch["documents"]
+
+        def layer(p, h, carried, start):
+            q, k, v = heads_of(p, h)
+            carried = [*(carried or []), (k, v)]
+            k, v = together(carried)
+            stop = start + h.shape[1]
+            same = documents[:, None, start:stop, None] == documents[:, None, None, :stop]
+            mixed = attend(q, k, v, causal(start, q.shape[1], k.shape[1]) & same)
+            return feed_forward(p, h + mixed.reshape(h.shape) @ p["out"]), carried
+
+        return sliced_loss(layer)(params, batch["tokens"], targets)
+
+    tokens, targets = token_batch()
+    documents = jnp.cumsum(jax.random.bernoulli(jax.random.key(3), 0.3, tokens.shape), -1)
+    return train_slices(loss, data=({"tokens": tokens, "documents": documents}, targets))
 
 
 def buffer_layer(p, h, carried, start):
