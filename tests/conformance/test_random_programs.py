@@ -7,20 +7,11 @@ from mpmd.ir.plan import Free, HostCall, Recv, Run, Send
 from mpmd.memory.sizes import sizes_on_devices
 from tests.support.effort import costly
 from tests.support.models import batch
-from tests.support.parity import assert_parity, assert_parity_on, mesh_of, uneven_mesh_of
-from tests.support.random_programs import (
-    Program,
-    Stage,
-    arguments_of,
-    axes_of,
-    options_of,
-    programs,
-    programs_of_two_loops,
-    scans,
-    slices,
-    step_of,
-    submeshes_of,
-)
+from tests.support.parity import assert_parity, assert_parity_on, mesh_of
+from tests.support.random_programs import scans, slices
+from tests.support.random_programs.description import Program, Stage
+from tests.support.random_programs.draw import programs, programs_of_two_loops
+from tests.support.random_programs.outside import arguments_of, axes_of, options_of, step_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -28,14 +19,10 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 def check(program):
     """Runs a program both ways, and looks at its plan."""
     step, (state, batch) = step_of(program), arguments_of(program)
-    shapes = [{"stage": 1, **axes} for axes in submeshes_of(program)]
-    parts = {"other": 1, "model": len(shapes)}
-    mesh = uneven_mesh_of(shapes[-1], *shapes, parts=parts) if program.is_on_part else uneven_mesh_of(*shapes)
-    groups = mesh.part("model") if program.is_on_part else mesh
     donated = {"": (), "state": 0, "all": (0, 1)}[program.donate]
-    with mesh:
+    with mesh_of(program.groups, **axes_of(program)) as mesh:
         loaded = assert_parity_on(
-            groups,
+            mesh,
             step,
             state,
             batch,

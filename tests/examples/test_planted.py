@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.planted import planted
+from tests.examples.planted import planted
 
 JAXPP = "--layers 4 --seq-len 4 --heads 4 --d-model 32 --steps 4".split()
 ALPA = "--given --dim 8 --batch-size 32 --parts manual".split()

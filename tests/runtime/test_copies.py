@@ -6,7 +6,15 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from tests.support.parity import uneven_mesh_of
-from tests.support.replicated_state import on_both_groups
+
+
+def on_both_groups(v, xs):
+    """Returns ``v``, which both stages read and hold afterwards, and a sum."""
+
+    def task(x):
+        return jnp.sum(mpmd.mark_stage_end(x * v) * v)
+
+    return v, mpmd.treduce(task, xs, schedule=mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
 
 
 def test_each_copy_is_on_the_devices_of_its_group():

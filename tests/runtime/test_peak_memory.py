@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_process_takes_what_the_report_says():
     """In a process of its own, whose malloc gives back what is freed."""
     variables = {"MALLOC_MMAP_THRESHOLD_": "1000000", "JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": ""}
-    command = [sys.executable, "-m", "tests.support.large_model"]
+    command = [sys.executable, "-m", "tests.runtime.large_model"]
     found = subprocess.run(command, cwd=ROOT, env=os.environ | variables, stdout=subprocess.PIPE, check=True)
     cases = json.loads(found.stdout)
     for name, (planned, taken) in cases.items():

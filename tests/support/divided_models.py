@@ -107,27 +107,6 @@ def decoder():
     return step_of(decoder_loss, 2), (state_of(decoder_params), tokens)
 
 
-# The MLP of Alpa's tutorial: layers without residual connections.
-
-
-class Mlp(nn.Module):
-    """Four layers, two to a stage."""
-
-    @nn.compact
-    def __call__(self, x):
-        for i in range(4):
-            x = nn.relu(nn.Dense(HIDDEN)(x))
-            if i == 1:
-                x = mpmd.mark_stage_end(x)
-        return nn.Dense(HIDDEN)(x)
-
-
-def mlp():
-    model = Mlp()
-    params = functools.partial(model.init, jax.random.key(0), jnp.ones((ROWS, HIDDEN)))
-    return step_of(lambda p, x: mean_square(model.apply(p, x)), 2), (state_of(params), floats(HIDDEN))
-
-
 # Experts that each take some of the tokens.
 
 EXPERTS, PLACES = 4, 4
@@ -225,4 +204,4 @@ def scanned():
     return step_of(loss, 2), (state_of(lambda: ones(shapes)), floats(LENGTH, WIDTH))
 
 
-MODELS = {made.__name__: made for made in (decoder, mlp, experts, dropless, convolutions, scanned)}
+MODELS = {made.__name__: made for made in (decoder, experts, dropless, convolutions, scanned)}

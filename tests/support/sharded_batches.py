@@ -111,10 +111,6 @@ def casts_of_weights(params, x):
     return mean(h.astype(jnp.float32))
 
 
-def used_twice(params, x):
-    return mean(jnp.tanh(x @ params["w"]) @ params["w"].T)
-
-
 def merged_dimensions(params, x):
     h = x.reshape(ROWS, 2, D // 2)
     h = jnp.einsum("btd,df->btf", h, params["w"]).reshape(-1, D // 2)
@@ -141,7 +137,6 @@ IN_PARTS = {
     "masked weights": (masked_weights, {"w": w, "v": w}, XS),
     "weight penalty": (weight_penalty, {"w": w}, XS),
     "casts of weights": (casts_of_weights, {"w": w}, XS),
-    "used twice": (used_twice, {"w": w}, XS),
     "merged dimensions": (merged_dimensions, {"w": normal(2, D // 2, D // 2)}, XS),
 }
 

@@ -4,9 +4,9 @@ import pytest
 
 import mpmd
 from tests.support.models import CLIPPED_ADAM, SGD, batch, init, make_step, mse, planned, weights
-from tests.support.mutations import assert_found_or_harmless
 from tests.support.parity import mesh_of
 from tests.support.plans import pipeline_plan
+from tests.verify.mutations import assert_found_or_harmless
 
 SPLIT_BACKWARDS = """
 0  F0 F1 .  A0 W0 A1 W1

@@ -17,21 +17,12 @@ def by_path(params):
     )
 
 
-def only_weights(params):
-    return jax.tree.map(lambda p: p.ndim > 1, params)
-
-
 OPTIMIZERS = {
     "muon": optax.contrib.muon(1e-2),
     "prodigy": optax.contrib.prodigy(1e-1, eps=EPS),
     "schedule free": optax.contrib.schedule_free_sgd(0.1),
-    "clipped by block": optax.chain(optax.clip_by_block_rms(0.01), SGD),
     "noisy": optax.chain(optax.add_noise(0.1, 0.55, 0), SGD),
-    "masked decay": optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(1e-2, eps=EPS, mask=only_weights)
-    ),
     "one rate per kind": optax.multi_transform({"weights": SGD, "biases": ADAM}, by_path),
-    "jitted": optax.GradientTransformation(ADAM.init, jax.jit(ADAM.update)),
 }
 
 

@@ -2,49 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import mpmd
 from tests.support.models import FromZeros, batch, descend, mlp, mse, squares, unmarked, weights
 from tests.support.programs.table import Case, loop, program, trains
-
-
-@program()
-def the_whole_model_before_the_loop():
-    """Targets from an evaluation of the current weights."""
-
-    def step(state, xs, ys):
-        targets = ys + 0.1 * jax.lax.stop_gradient(unmarked(state, xs))
-        total, grads = trains(state, (xs, targets))
-        return descend(state, grads), total
-
-    return Case(step, weights(3), batch())
-
-
-@program()
-def literal_constant_duplicated_and_forwarded_outputs():
-    constant = np.arange(3.0, dtype="float32")
-
-    def step(state, xs, ys):
-        params, extra, unused = state
-        total, grads = trains(params, (xs, ys))
-        params = descend(params, grads)
-        outputs = (
-            total,
-            total,
-            1.5,
-            7,
-            True,
-            jnp.int32(3),
-            constant,
-            jnp.zeros(2),
-            extra,
-            xs,
-            params[0]["w"],
-        )
-        return (params, extra, unused + 1), outputs
-
-    return Case(step, (weights(3), jnp.arange(6.0), jnp.int32(0)), batch())
 
 
 @program()
@@ -103,14 +64,6 @@ def a_state_that_is_never_updated():
     return with_aux(lambda params, x, y: (mse(params, x, y), jnp.sum(x)), Initial())
 
 
-class LogSumExp:
-    def state(self, n, a):
-        return jnp.full(a.shape, -jnp.inf, a.dtype)
-
-    def update(self, state, update, index):
-        return jnp.logaddexp(state, update)
-
-
 class Histogram:
     """A state of another shape and dtype than the values."""
 
@@ -124,7 +77,6 @@ class Histogram:
 OPERATIONS = {
     "max of integers": (mpmd.Max, lambda h: jnp.argmax(h, -1)),
     "max of booleans": (mpmd.Max, lambda h: jnp.any(h > 0.9)),
-    "logsumexp": (LogSumExp(), lambda h: h[0]),
     "histogram": (Histogram(), lambda h: jnp.max(h)),
 }
 """Beside those that random programs have."""

@@ -111,16 +111,6 @@ def scanned_layers_that_are_recycled():
     return train(loss, stacked(), schedule=mpmd.Interleaved1F1B(6, 3), holds=holds)
 
 
-def siamese(params, x, y):
-    near, far = jnp.sum((mlp(params, x) - mlp(params, 0.9 * x)) ** 2, -1), jnp.abs(mlp(params, y))
-    return jnp.mean(near) + jnp.mean(jax.nn.relu(0.5 - far))
-
-
-@program()
-def calls_beside_one_another():
-    return train(siamese, weights(3), optimizer=CLIPPED_ADAM, holds=stays_on_one_group_each)
-
-
 @program()
 def models_that_share_a_compiled_function():
     """The marks of all calls come from one trace of it."""

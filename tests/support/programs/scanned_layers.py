@@ -98,3 +98,18 @@ def dropout_in_a_scan():
         return squares(scanned(body, x, (params["layers"], jax.random.split(key, LAYERS))), y)
 
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
+
+
+@program()
+def layers_of_two_kinds_in_a_switch():
+    """The kind of a layer is a number that is scanned over with its weights."""
+
+    def loss(params, x, y):
+        def body(h, inputs):
+            p, kind = inputs
+            h = lax.switch(kind, [lambda h: layer(p, h), lambda h: h + jnp.sin(layer(p, h))], h)
+            return mpmd.mark_stage_end(h, every=2)
+
+        return squares(scanned(body, x, (params["layers"], jnp.arange(LAYERS) % 2)), y)
+
+    return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)

@@ -48,8 +48,8 @@ def flax_linen_scan(kind):
     return train(loss, params, optimizer=optax.adamw(1e-2))
 
 
-@program({"plain": False, "remat": True})
-def flax_nnx_scan(remat):
+@program()
+def flax_nnx_scan():
     from flax import nnx
 
     class Layer(nnx.Module):
@@ -72,16 +72,15 @@ def flax_nnx_scan(remat):
 
         @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
         def run(h, one):
-            apply = nnx.remat(lambda one, h: one(h)) if remat else (lambda one, h: one(h))
-            return mpmd.mark_stage_end(apply(one, h), every=2)
+            return mpmd.mark_stage_end(one(h), every=2)
 
         return squares(run(x, layers), y)
 
     return train(loss, params, optimizer=CLIPPED_ADAM)
 
 
-@program({"plain": False, "checkpointed": True})
-def equinox_scanned_modules(checkpointed):
+@program()
+def equinox_scanned_modules():
     import equinox as eqx
 
     make = eqx.filter_vmap(lambda key: eqx.nn.MLP(WIDTH, WIDTH, 2 * WIDTH, 1, key=key))
@@ -94,15 +93,14 @@ def equinox_scanned_modules(checkpointed):
             one = eqx.combine(p, static)
             return mpmd.mark_stage_end(h + jax.vmap(one)(h), every=2), None
 
-        wrapped = eqx.filter_checkpoint(body) if checkpointed else body
-        h, _ = lax.scan(wrapped, x, params)
+        h, _ = lax.scan(body, x, params)
         return squares(h, y)
 
     return train(loss, params, optimizer=CLIPPED_ADAM)
 
 
-@program({"plain": False, "remat": True})
-def haiku_layer_stack(remat):
+@program()
+def haiku_layer_stack():
     import haiku as hk
 
     def forward(x):
@@ -110,7 +108,7 @@ def haiku_layer_stack(remat):
             return h + jnp.tanh(hk.Linear(WIDTH)(h))
 
         def marked(h):
-            return mpmd.mark_stage_end((hk.remat(one) if remat else one)(h), every=2)
+            return mpmd.mark_stage_end(hk.remat(one)(h), every=2)
 
         return hk.layer_stack(LAYERS)(marked)(x)
 

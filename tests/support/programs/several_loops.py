@@ -11,7 +11,6 @@ from tests.support.models import (
     descend,
     init,
     keys,
-    layer,
     mlp,
     mse,
     squares,
@@ -83,33 +82,6 @@ def distillation():
         assert (4, 4, 4) not in sent
 
     return Case(step, init(weights(3), ADAM), (weights(4)[1:], batch()[0]), steps=3, holds=holds)
-
-
-@program()
-def loops_with_carries():
-    """Statistics that the first loop carries on are what the second one starts with."""
-
-    def step(state, xs, ys):
-        params, mean = state
-
-        def run(carry, mb):
-            x, y = mb
-
-            def loss(params):
-                h = layer(params[0], x - carry)
-                new = 0.9 * carry + 0.1 * x.mean(0)
-                h = layer(params[1], mpmd.mark_stage_end(h))
-                return squares(layer(params[2], mpmd.mark_stage_end(h)), y), new
-
-            (total, new), grads = jax.value_and_grad(loss, has_aux=True)(params)
-            return new, (total, grads)
-
-        mean, (one, grads) = mpmd.treduce(run, (xs, ys), mpmd.Std1F1B(3), operation=mpmd.Mean, carry=mean)
-        params = descend(params, grads)
-        mean, (two, grads) = mpmd.treduce(run, (ys, xs), mpmd.GPipe(3), operation=mpmd.Mean, carry=mean)
-        return (descend(params, grads), mean), (one, two)
-
-    return Case(step, (weights(3), jnp.zeros(WIDTH)), batch(), steps=3)
 
 
 @program()

@@ -72,17 +72,6 @@ def slices_with_a_count_that_each_microbatch_carries():
 
 
 @program()
-def slices_one_row_at_a_time():
-    """The loss of a row, mapped over the rows."""
-
-    def loss(params, tokens, targets):
-        of_row = jax.vmap(lambda x, y: sliced_loss()(params, x[None], y[None]))
-        return of_row(tokens, targets).mean()
-
-    return train_slices(loss)
-
-
-@program()
 def slices_of_inputs_that_are_differentiated():
     """Embeddings are the batch, and their gradients are a result."""
     loss = sliced_loss(embed=lambda params, x, start: x)

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 
 import mpmd
-from tests.support.models import BATCH, CLIPPED_ADAM, WIDTH, batch, descend, layer, rows, squares
+from tests.support.models import CLIPPED_ADAM, WIDTH, batch, descend, layer, rows, squares
 from tests.support.programs.scanned_layers import LAYERS, WEIGHTS, in_parts, model, scanned, stacked
 from tests.support.programs.table import Case, loop, program, train, trains
 
@@ -235,34 +235,3 @@ def scales_from_a_history_of_each_layer():
 
     state = stacked(), jnp.ones((LAYERS, 4))
     return Case(step, state, batch(), holds=in_parts("[0]['layers']['w'][", "args[0][1]["))
-
-
-def halting(params, x):
-    """A flag is known before the first layer, and depends on the data after it."""
-
-    def body(carry, weights):
-        h, is_done = carry
-        h = jnp.where(is_done, h, layer(weights, h))
-        return (mpmd.mark_stage_end(h, every=2), is_done | (jnp.mean(h, -1, keepdims=True) > 0.1)), None
-
-    return lax.scan(body, (x, jnp.zeros((BATCH, 1), bool)), params)[0][0]
-
-
-def counting_some_layers(params, x):
-    """One count depends on the data, the other one follows it a layer behind."""
-
-    def body(carry, weights):
-        h, count, before = carry
-        h = layer(weights, h) * (1 + 0.1 * before)
-        return (mpmd.mark_stage_end(h, every=2), jnp.where(jnp.mean(h) > 0, count + 1, count), count), count
-
-    (h, count, _), counts = lax.scan(body, (x, jnp.int32(0), jnp.int32(0)), params)
-    return h * (1 + 0.1 * count) + jnp.sum(counts)
-
-
-@program({"halting": halting, "counts": counting_some_layers})
-def integers_that_come_to_depend_on_the_data(model):
-    def loss(params, x, y):
-        return squares(model(params["layers"], x), y)
-
-    return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)

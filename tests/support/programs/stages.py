@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import mpmd
-from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mlp, mse, squares, weights
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mlp, mse, weights
 from tests.support.programs.table import program, train
 
 ACTIVATION = BATCH * WIDTH * 4
@@ -34,21 +34,6 @@ def sends_nothing_but_activations(loaded):
 )
 def mlp_under_a_schedule(schedule):
     return train(mse, weights(3), schedule=schedule, holds=sends_nothing_but_activations)
-
-
-@program(["first", "middle", "last"])
-def a_stage_without_parameters(which):
-    position = ["first", "middle", "last"].index(which)
-
-    def loss(params, x, y):
-        h, remaining = x, iter(params)
-        for i in range(3):
-            h = jnp.sin(h) if i == position else layer(next(remaining), h)
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return squares(h, y)
-
-    return train(loss, weights(2), warns="no work" if which == "first" else None)
 
 
 @program({str(frozen): frozen for frozen in [(0,), (1,), (1, 2)]})

@@ -2,26 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from tests.support.models import WIDTH, batch, descend, layer, mse, weights
-from tests.support.programs.stages import ON_ITS_OWN, homes
 from tests.support.programs.table import Case, loop, program, trains
-
-
-@program()
-def updates_of_one_group_that_depend_on_anothers():
-    """Layer by layer, each rate follows from the norm of the layer before."""
-
-    def step(state, xs, ys):
-        total, grads = trains(state, (xs, ys))
-        new, rate = [], 0.1
-        for p, g in zip(state, grads, strict=True):
-            new.append(descend(p, g, rate))
-            rate = 0.1 / (1 + jnp.linalg.norm(new[-1]["w"]))
-        return new, (total, rate)
-
-    return Case(step, weights(3), batch())
 
 
 @program()
@@ -49,23 +32,6 @@ def an_optimizer_that_knows_the_hessian():
         return new, total
 
     return Case(step, weights(3), batch())
-
-
-@program()
-def sharpness_aware_by_an_ascent_from_the_last_step():
-    """The perturbation comes from the last step's gradient, which is in the state."""
-
-    def step(state, xs, ys):
-        params, ascent = state
-        norm = optax.tree.norm(ascent) + 1e-3
-        moved = jax.tree.map(lambda p, a: p + 0.05 * a / norm, params, ascent)
-        total, grads = trains(moved, (xs, ys))
-        return (descend(params, grads), grads), total
-
-    def holds(loaded):
-        assert homes(loaded, "args[0]") == ON_ITS_OWN * 2
-
-    return Case(step, (weights(3), jax.tree.map(jnp.ones_like, weights(3))), batch(), holds=holds)
 
 
 @program()

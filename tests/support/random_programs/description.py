@@ -93,8 +93,6 @@ class Program(Described):
     """A train step.
 
     Attributes:
-      groups, spare_groups: groups that the schedule uses, and those of the mesh besides.
-      is_on_part: these are a part of a mesh, behind a group of another part.
       chance: which schedule by chance, and whether the steady state of one that is not is fused.
       weights: their dtypes.
       stacked: the weights are slices of one parameter.
@@ -109,9 +107,7 @@ class Program(Described):
         scale ``by_loss``.
       loop_over_index: with ``treduce_i``; otherwise with ``treduce``, along ``axis``.
       keys_in_batch: the microbatches' keys come with them, rather than from the index.
-      statistics: the state has a mean of the last stage's activations, which the first and last stage read.
       update: when gradients are not finite, ``cond`` or ``where`` keeps the state; ``twice`` is a loop.
-      counter: a number in the state: an ``array``, or a Python ``int`` or ``float``.
       results: what the step returns besides.
       submesh: how a group's devices share the work.
       donate: the arguments that are given up: the ``state`` or ``all``.
@@ -145,17 +141,10 @@ class Program(Described):
     axis: int = 0
     before: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
-    statistics: bool = False
     optimizer: str = "sgd"
     update: str = ""
-    per_token: bool = False
-    norms: bool = False
-    average: bool = False
-    counter: str = ""
     results: tuple[str, ...] = ()
     submesh: str = ""
-    spare_groups: int = 0
-    is_on_part: bool = False
     donate: str = ""
     again: tuple[str, int] | None = None
 
@@ -163,4 +152,4 @@ class Program(Described):
     def precise(self) -> bool:
         """Whether all floating-point numbers are float32."""
         dtypes = {*self.weights, *(stage.dtype for stage in self.stages)}
-        return dtypes <= {"float32"} and not {"half", "brain"} & {side.kind for side in self.sides}
+        return dtypes <= {"float32"} and "half" not in {side.kind for side in self.sides}

@@ -16,7 +16,7 @@ from tests.support.random_programs.outside import OPTIMIZERS, SUBMESHES
 from tests.support.random_programs.schedules import placements
 
 NO_AXIS_1 = ("one", "index", "count", "penalty")
-FLOATS = ("h", "first", "x", "weight", "penalty", "half", "brain", "complex")
+FLOATS = ("h", "first", "x", "weight", "penalty", "half", "complex")
 BEFORE = ("scale", "normalise", "square", "merge", "inputs")
 RESULTS = ("literal", "constant", "batch", "given", "weight", "prepared", "twice", "none", "sum_of_all")
 
@@ -82,7 +82,7 @@ def programs(draw):
     weights = tuple(draw(st.lists(dtypes, min_size=1, max_size=4)))
     stacked = len(set(weights)) == 1 and draw(rarely)
     chain = draw(st.lists(stages(len(weights), dtypes), min_size=draw(st.integers(1, 4)), max_size=6))
-    kinds = [kind for kind in (*SIDES, *KEYS) if low or kind not in ("half", "brain")]
+    kinds = [kind for kind in (*SIDES, *KEYS) if low or kind != "half"]
     side = st.builds(Side, st.sampled_from(kinds), st.booleans())
     sides = draw(st.lists(side, max_size=3, unique_by=lambda side: side.kind).map(tuple))
     mode = draw(mostly("grad", "grad", "grad", "forward", "jvp"))
@@ -119,17 +119,10 @@ def programs(draw):
         axis=0 if keys_in_batch and not loop_over_index else draw(mostly(0, 0, 1, -1)),
         before=draw(subsets(BEFORE)),
         inside=draw(subsets(BEFORE)),
-        statistics=draw(rarely),
         optimizer=draw(mostly("sgd", *OPTIMIZERS)) if trains else "sgd",
         update=draw(mostly("", "", "", "cond", "where", "twice")) if trains else "",
-        per_token=trains and draw(rarely),
-        norms=trains and draw(rarely),
-        average=draw(rarely),
-        counter=draw(mostly("", "", "array", "int", "float")),
         results=draw(subsets(RESULTS)),
         submesh=draw(st.sampled_from([""] * 32 + list(SUBMESHES))),
-        spare_groups=draw(mostly(0, 0, 0, 1)),
-        is_on_part=draw(mostly(False, False, True)),
         donate=draw(mostly("", "", "state", "all")),
     )
     return with_optimizer(fitting(in_order(differentiable(program))))
@@ -159,10 +152,8 @@ def fitting(program):
     """The program on no more than this process's devices."""
     devices = int(np.prod([*SUBMESHES[program.submesh].values()], dtype=int))
     if program.groups * devices > jax.device_count():
-        return dataclasses.replace(program, submesh="", spare_groups=0, is_on_part=False)
-    spare = program.spare_groups if (program.groups + 1) * devices <= jax.device_count() else 0
-    has_room = (program.groups + spare + 1) * devices <= jax.device_count()
-    return dataclasses.replace(program, spare_groups=spare, is_on_part=program.is_on_part and has_room)
+        return dataclasses.replace(program, submesh="")
+    return program
 
 
 def differentiable(program):
@@ -183,10 +174,10 @@ def in_order(program):
     """The program with ascending microbatches if its operations depend on their order."""
     operations = {program.loss_operation, program.gradient_operation}
     operations |= {output.operation for output in program.outputs}
-    depends = program.statistics or not operations <= {"Add", "Max", "Concat(0)", "Concat(1)", "Concat(-1)"}
+    independent = operations <= {"Add", "Max", "Concat(0)", "Concat(1)", "Concat(-1)"}
 
     def ordered(name):
-        return "Shuffled" if depends and name == "Unordered" else name
+        return "Shuffled" if name == "Unordered" and not independent else name
 
     again = program.again and (ordered(program.again[0]), program.again[1])
     return dataclasses.replace(program, schedule=ordered(program.schedule), again=again)

@@ -19,12 +19,9 @@ KEYS = ("key", "raw_key")
 SIDES = {
     "count": lambda x, y: jnp.int32(0),
     "flags": lambda x, y: y > 1,
-    "bytes": lambda x, y: jnp.zeros(WIDTH, jnp.uint8),
     "input": lambda x, y: x,
-    "labels": lambda x, y: y,
     "penalty": lambda x, y: jnp.float32(0),
     "half": lambda x, y: jnp.zeros(WIDTH, jnp.float16),
-    "brain": lambda x, y: jnp.float32(x[0]).astype(jnp.bfloat16),
     "complex": lambda x, y: jnp.zeros(WIDTH, jnp.complex64),
     "empty": lambda x, y: x[:0],
 }
@@ -40,15 +37,11 @@ def touch(kind, side, h, above):
             return h * (1 + side % 3).astype(h.dtype) / 3, side + (h > above).sum(dtype=jnp.int32)
         case "flags":
             return jnp.where(side[:, None], h, h / 2), side ^ (h[:, 0] > above)
-        case "bytes":
-            return h + side.astype(h.dtype) / 512, side * 3 + (h > above).sum(0, dtype=jnp.uint8)
         case "input":
             return (h + side.astype(h.dtype)) / 2, side
-        case "labels":
-            return h + side[:, None].astype(h.dtype) / 8, side
         case "penalty":
             return h, side + (jnp.float32(h) ** 2).mean() / 4
-        case "half" | "brain":
+        case "half":
             return (h + side.astype(h.dtype)) / 2, h.mean(0).astype(side.dtype)
         case "complex":
             return (h + side.real.astype(h.dtype)) / 2, side * 0.5j + h[0]
@@ -65,10 +58,10 @@ def as_list(program, params):
     return [rows(params, i) for i in range(len(program.weights))]
 
 
-def prepared(names, params, rate):
+def prepared(names, params):
     """Parameters after some of ``scale``, ``normalise`` and ``merge``."""
     if "scale" in names:
-        params = jax.tree.map(lambda leaf: leaf * rate, params)
+        params = jax.tree.map(lambda leaf: leaf * 0.9, params)
     if "normalise" in names:
         params = jax.tree.map(lambda leaf: leaf / (1 + jnp.linalg.norm(leaf) / 4), params)
     if "square" in names:
@@ -79,18 +72,18 @@ def prepared(names, params, rate):
     return params
 
 
-def forward(program, params, x, y, index, shared):
+def forward(program, params, x, y, index, keys):
     """The loss of a microbatch, and the values that outputs may ask for."""
     names = program.inside
-    params = as_list(program, prepared(names, params, shared["rate"]))
+    params = as_list(program, prepared(names, params))
     sides = {side.kind: SIDES[side.kind](x, y) for side in program.sides if side.kind not in KEYS}
-    sides |= shared["keys"]
+    sides |= keys
     marked = [side.kind for side in program.sides if side.marked]
     above = 0.1234 if program.precise else -100
     if "inputs" in names:
         x = x * params[0]["b"].astype(x.dtype)
     before, after, carried = [], [], {}
-    h = x - shared["statistics"] / 8 if program.statistics else x
+    h = x
     for i, stage in enumerate(program.stages):
         h = h.astype(stage.dtype)
         for skip in stage.skips:
@@ -119,12 +112,10 @@ def forward(program, params, x, y, index, shared):
         after.append(h)
         carried[i] = h
     last = jnp.float32(after[-1 - program.loss_back])
-    if program.statistics:
-        last += shared["statistics"] / 8
     loss = loss_of(program, params, last, y) + sides.get("penalty", 0)
     sides = {kind: jax.random.key_data(side) if kind == "key" else side for kind, side in sides.items()}
     values = {"h": h, "first": before[0], "one": 1, "x": x, "y": y, "index": index, "weight": params[0]["b"]}
-    return loss, values | sides | {"statistics": last.mean(0)}
+    return loss, values | sides
 
 
 def carried_past(program, i):
@@ -162,49 +153,48 @@ def joined(program, params, trainable):
     return [trainable.get(i, p) for i, p in enumerate(params)]
 
 
-def body_of(program, params, shared):
+def body_of(program, params, step_keys):
     """The function of a microbatch that the loop applies."""
     trainable = trainable_of(program, params)
 
-    def loss(trainable, x, y, index, shared):
+    def loss(trainable, x, y, index, keys):
         whole = joined(program, params, trainable)
         if program.vmap != "loss":
-            return forward(program, whole, x, y, index, shared)
-        one = jax.vmap(lambda x, y: forward(program, whole, x[None], y[None], index, shared))
+            return forward(program, whole, x, y, index, keys)
+        one = jax.vmap(lambda x, y: forward(program, whole, x[None], y[None], index, keys))
         losses, values = one(x, y)
         return losses.mean(), values
 
     if program.jit == "loss":
         loss = jax.jit(loss)
 
-    def derived(x, y, index, shared):
+    def derived(x, y, index, keys):
         if program.mode == "grad":
             arguments = (0, 1) if program.input_gradient else (0,)
             function = jax.value_and_grad(loss, arguments, has_aux=True)
-            (value, values), gradients = function(trainable, x, y, index, shared)
+            (value, values), gradients = function(trainable, x, y, index, keys)
             inputs = {"input": gradients[1]} if program.input_gradient else {}
             return {"loss": value, "values": values, "gradients": gradients[0], **inputs}
         if program.mode == "jvp":
             value, slope, values = jax.jvp(
-                lambda trainable: loss(trainable, x, y, index, shared),
+                lambda trainable: loss(trainable, x, y, index, keys),
                 (trainable,),
                 (trainable,),
                 has_aux=True,
             )
             return {"loss": value, "values": values, "slope": slope}
-        value, values = loss(trainable, x, y, index, shared)
+        value, values = loss(trainable, x, y, index, keys)
         return {"loss": value, "values": values}
 
     def body(x, y, index, keys):
         if not program.keys_in_batch:
-            keys = {kind: jax.random.fold_in(key, index) for kind, key in shared["keys"].items()}
-        mine = shared | {"keys": keys}
+            keys = {kind: jax.random.fold_in(key, index) for kind, key in step_keys.items()}
         if program.vmap == "gradient":
-            result = jax.vmap(lambda x, y: derived(x[None], y[None], index, mine))(x, y)
+            result = jax.vmap(lambda x, y: derived(x[None], y[None], index, keys))(x, y)
             values = result.pop("values")
             result = jax.tree.map(lambda leaf: leaf.mean(0), result) | {"values": values}
         else:
-            result = derived(x, y, index, mine)
+            result = derived(x, y, index, keys)
         if program.gradients_inside:
             norm = (
                 result["loss"]
@@ -216,9 +206,7 @@ def body_of(program, params, shared):
             )
         values = result["values"]
         result["values"] = [values[output.value] for output in program.outputs]
-        if program.statistics:
-            result["statistics"] = jnp.reshape(values["statistics"], (-1, WIDTH)).mean(0)
-        return result | ({"tokens": (y > 0).sum()} if program.per_token else {})
+        return result
 
     return jax.jit(body) if program.jit == "body" else body
 
@@ -265,9 +253,9 @@ OPERATIONS = {
 }
 
 
-def loop_of(program, params, batch, shared, sums):
+def loop_of(program, params, batch, step_keys, sums):
     """What the loop over all microbatches gives."""
-    body = body_of(program, params, shared)
+    body = body_of(program, params, step_keys)
     gradients = program.gradient_operation
     decay = Decay(jnp.tanh(jax.tree.leaves(params)[0].mean()))
     operations = {
@@ -276,17 +264,14 @@ def loop_of(program, params, batch, shared, sums):
         "gradients": jax.tree.map(Onto, sums) if gradients == "Onto" else OPERATIONS[gradients],
         "input": mpmd.Concat(),
         "slope": mpmd.Add,
-        "tokens": mpmd.Add,
-        "statistics": Mean(),
     }
     names = ["loss", "values", *{"grad": ["gradients"], "jvp": ["slope"], "forward": []}[program.mode]]
-    names += ["input"] * program.input_gradient + ["tokens"] * program.per_token
-    operation = {name: operations[name] for name in [*names, *["statistics"] * program.statistics]}
+    operation = {name: operations[name] for name in names + ["input"] * program.input_gradient}
     schedule = make(program.schedule, len(program.stages), program.groups, program.chance)
     x, y = batch["x"], batch["y"]
     keys = {}
     if program.keys_in_batch:
-        keys = {kind: jax.random.split(key, program.microbatches) for kind, key in shared["keys"].items()}
+        keys = {kind: jax.random.split(key, program.microbatches) for kind, key in step_keys.items()}
     if program.loop_over_index:
 
         def body_of_index(i):

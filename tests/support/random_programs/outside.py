@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -68,26 +67,15 @@ def step_of(program):
                 state[kind], keys[kind] = jax.random.split(state[kind])
         if "inputs" in program.before:
             batch = batch | {"x": jnp.tanh(batch["x"] - batch["x"].mean())}
-        rate = state["counter"] if program.counter == "float" else 0.9
-        shared = {"keys": keys, "rate": rate, "statistics": state.get("statistics")}
         results = {}
         for one in loops_of(program):
             loop = functools.partial(loop_of, one)
             loop = jax.jit(loop) if program.jit == "loop" else loop
-            weights = prepared(program.before, state["params"], rate)
-            found = loop(weights, batch, shared, state.get("sums"))
+            weights = prepared(program.before, state["params"])
+            found = loop(weights, batch, keys, state.get("sums"))
             if program.mode == "grad":
-                found |= train(program, state, found)
-            if program.statistics:
-                state["statistics"] = state["statistics"] * 0.9 + found["statistics"] * 0.1
+                train(program, state, found["gradients"])
             results = found if one is program else found | {"first": results}
-        if program.average:
-            state["average"] = jax.tree.map(
-                lambda a, p: (a * 0.9 + p * 0.1).astype(a.dtype), state["average"], state["params"]
-            )
-            state["scale"] = state["scale"] * 0.9 + results["loss"].mean() / 8
-        if program.counter:
-            state["counter"] = state["counter"] * 0.5 if program.counter == "float" else state["counter"] + 1
         leaves = jax.tree.leaves(state["params"])
         others = {
             "literal": 1.5,
@@ -114,20 +102,13 @@ def loops_of(program):
     return [program, again]
 
 
-def train(program, state, results):
-    """Updates the state in place; returns metrics."""
-    gradients = results["gradients"]
+def train(program, state, gradients):
+    """Updates the state in place."""
     if program.gradient_operation == "Onto":
         state["sums"] = jax.tree.map(lambda g: g * 0.5, gradients)
     if program.gradient_operation.startswith("Concat"):
         gradients = jax.tree.map(lambda g: g.sum(0), gradients)
-    if program.per_token:
-        gradients = jax.tree.map(lambda g: (g / (1 + results["tokens"])).astype(g.dtype), gradients)
     state["params"], state["optimizer"] = updated(program, state["params"], state["optimizer"], gradients)
-    if not program.norms:
-        return {}
-    norms = jax.tree.map(jnp.linalg.norm, gradients)
-    return {"norms": norms, "all_norms": optax.tree.norm((gradients, state["params"]))}
 
 
 def arguments_of(program):
@@ -146,12 +127,6 @@ def arguments_of(program):
         state["optimizer"] = OPTIMIZERS[program.optimizer].init(trainable)
         if program.gradient_operation == "Onto":
             state["sums"] = jax.tree.map(jnp.zeros_like, trainable)
-    if program.average:
-        state |= {"average": jax.tree.map(jnp.zeros_like, params), "scale": jnp.ones(WIDTH)}
-    if program.statistics:
-        state["statistics"] = jnp.zeros(WIDTH)
-    if program.counter:
-        state["counter"] = {"array": jnp.int32(0), "int": 0, "float": 0.75}[program.counter]
     kinds = {side.kind for side in program.sides}
     state |= {"key": jax.random.key(1)} if "key" in kinds else {}
     state |= {"raw_key": jax.random.PRNGKey(2)} if "raw_key" in kinds else {}
@@ -167,11 +142,7 @@ SUBMESHES = {
     "fsdp_once": {"fsdp": 2},
     "tensor": {"tensor": 2},
     "both": {"data": 2, "tensor": 2},
-    "uneven": {"data": 2, "tensor": 1},
 }
-SMALLER = {"data": 1, "tensor": 2}, {"data": 1, "tensor": 1}
-"""Of ``uneven`` groups the submeshes that come after the first, in turn."""
-
 
 ONCE = {"partial_sums": "all", "gather": "step"}
 """For ``fsdp_once``: what is reduced and gathered in every microbatch otherwise."""
@@ -186,12 +157,6 @@ def options_of(program, state, batch):
 def axes_of(program):
     """The axes of a group's devices."""
     return SUBMESHES[program.submesh]
-
-
-def submeshes_of(program):
-    """The axes of each group's devices, in sizes of its own if the groups are uneven."""
-    shapes = [axes_of(program), *(SMALLER if program.submesh == "uneven" else ())]
-    return list(itertools.islice(itertools.cycle(shapes), program.groups + program.spare_groups))
 
 
 def specs_of(program, state, batch):

@@ -15,27 +15,31 @@ from mpmd.schedules import FAMILIES
 class Shuffled(mpmd.Schedule):
     """Stages on groups and tasks in order by chance; some backwards in two, some tasks fused.
 
-    ``ordered``: the tasks of each stage take the microbatches in ascending order.
+    A stage adds up the gradients of a microbatch from its last slice to its first.
+
+    Attributes:
+      ordered: the tasks of each stage take the microbatches in ascending order.
     """
 
     chance: int
     ordered: bool = True
+    slices: int = 1
 
     def tasks(self, num_microbatches):
         chance = random.Random(repr((self, num_microbatches)))
         group_of = [stage % self.mpmd_dim for stage in range(self.num_stages)]
         chance.shuffle(group_of)
         halved = set()
-        for stage in range(self.num_stages):
+        for number in self.numbers.all:
             share = chance.choice([0, 0.5, 1])
-            halved |= {(stage, i) for i in range(num_microbatches) if chance.random() < share}
+            halved |= {(number, i) for i in range(num_microbatches) if chance.random() < share}
         needs = self._needs(num_microbatches, halved)
         lists = [[] for _ in range(self.mpmd_dim)]
         previous = None
         while needs:
             task = chance.choice([task for task, needed in needs.items() if needs.keys().isdisjoint(needed)])
             del needs[task]
-            mine = lists[group_of[task.stage]]
+            mine = lists[group_of[self.numbers.stage_of(task.stage)]]
             if previous is mine and chance.random() < 0.3:
                 mine[-1] = FusedTask((*mine[-1].tasks, task))
             else:
@@ -46,19 +50,21 @@ class Shuffled(mpmd.Schedule):
     def _needs(self, num_microbatches, halved):
         """All tasks, each with those that come before it."""
 
-        def backward(half, stage, i):
-            return Task(half if (stage, i) in halved else "bwd", stage, i)
+        def backward(half, number, i):
+            return Task(half if (number, i) in halved else "bwd", number, i)
 
         needs = {}
-        for stage in range(self.num_stages):
+        for number in self.numbers.all:
+            stage = self.numbers.stage_of(number)
             for i in range(num_microbatches):
-                forward = Task("fwd", stage, i)
-                inputs, weights = backward("bwdA", stage, i), backward("bwdW", stage, i)
-                needs[forward] = {Task("fwd", stage - 1, i)}
-                needs[inputs] = {forward, backward("bwdA", stage + 1, i)}
-                needs.setdefault(weights, {inputs})
+                forward = Task("fwd", number, i)
+                inputs, weights = backward("bwdA", number, i), backward("bwdW", number, i)
+                needs[forward] = {Task("fwd", before, i) for before in self.numbers.before(number)}
+                needs[inputs] = {backward("bwdA", after, i) for after in self.numbers.after(number)}
+                needs[inputs].add(forward)
+                needs.setdefault(weights, {inputs}).add(backward("bwdW", number + self.num_stages, i))
                 if self.ordered:
-                    needs[forward] |= {Task("fwd", stage, i - 1)}
+                    needs[forward] |= {Task("fwd", number, i - 1)}
                     needs[inputs] |= {backward("bwdA", stage, i - 1)}
                     needs[weights] |= {backward("bwdW", stage, i - 1)}
         return needs

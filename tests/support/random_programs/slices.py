@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-import random
 
 import jax
 import jax.numpy as jnp
@@ -13,47 +13,12 @@ from hypothesis import strategies as st
 from jax import lax
 
 import mpmd
-from mpmd.ir.plan import Task
-from tests.support.models import CLIPPED_ADAM, SGD, keys
+from tests.support.models import init, keys, make_step
 from tests.support.random_programs.description import Described
+from tests.support.random_programs.outside import OPTIMIZERS
+from tests.support.random_programs.schedules import Shuffled
 
 WIDTH, ROWS = 4, 2
-OPTIMIZERS = {"sgd": SGD, "clipped adam": CLIPPED_ADAM, "every second step": optax.MultiSteps(SGD, 2)}
-
-
-@dataclasses.dataclass(frozen=True)
-class ShuffledSlices(mpmd.Schedule):
-    """Stages on groups and tasks in order by chance, but for the order in which a stage adds gradients."""
-
-    slices: int = 1
-
-    def tasks(self, num_microbatches):
-        chance = random.Random(repr((self, num_microbatches)))
-        group_of = [stage % self.mpmd_dim for stage in range(self.num_stages)]
-        chance.shuffle(group_of)
-        needs = dict(itertools.chain(*map(self._needs, range(num_microbatches))))
-        lists = [[] for _ in range(self.mpmd_dim)]
-        while needs:
-            task = chance.choice([task for task, needed in needs.items() if needs.keys().isdisjoint(needed)])
-            del needs[task]
-            lists[group_of[self.numbers.stage_of(task.stage)]].append(task)
-        return lists
-
-    def _needs(self, i):
-        """The tasks of a microbatch, each with those that come before it."""
-        for number in self.numbers.all:
-            forward, stage = Task("fwd", number, i), self.numbers.stage_of(number)
-            yield forward, {Task("fwd", before, i) for before in self.numbers.before(number)}
-            after = {Task("bwd", after, i) for after in self.numbers.after(number)}
-            yield Task("bwd", number, i), {forward, *after, Task("bwd", stage, i - 1)}
-
-
-def _in_slices(**options):
-    return lambda stages, slices: mpmd.Seq1F1B(stages, slices, **options)
-
-
-def _shuffled(stages, slices):
-    return ShuffledSlices(stages, max(1, stages - 1), slices)
 
 
 def _two_stages_per_group(stages, slices):
@@ -61,12 +26,12 @@ def _two_stages_per_group(stages, slices):
 
 
 SCHEDULES = {
-    "slices": _in_slices(),
-    "eager": _in_slices(eager=True),
-    "split": _in_slices(split_backward=True),
+    "slices": mpmd.Seq1F1B,
+    "eager": functools.partial(mpmd.Seq1F1B, eager=True),
+    "split": functools.partial(mpmd.Seq1F1B, split_backward=True),
     "two stages per group": _two_stages_per_group,
     "GPipe": mpmd.GPipe,
-    "shuffled": _shuffled,
+    "shuffled": lambda stages, slices: Shuffled(stages, max(1, stages - 1), chance=0, slices=slices),
     "whole": lambda stages, slices: mpmd.Std1F1B(stages),
 }
 """Schedules by name, of the numbers of stages and slices."""
@@ -91,10 +56,8 @@ class SlicedProgram(Described):
       noise: a mask drawn for each slice and layer.
       penalty: each slice adds a loss of each stage, which goes through the marks.
       weights: what weighs tokens in the mean: the ``batch``, the ``model`` or nothing.
-      outputs: the loss of each token is an auxiliary output.
       half: activations are bfloat16.
       last_mark: a mark stands behind the last stage, too.
-      batch: the batch is cut by ``mpmd.value_and_grad``.
     """
 
     sizes: tuple[int, ...]
@@ -110,10 +73,8 @@ class SlicedProgram(Described):
     noise: bool = False
     penalty: bool = False
     weights: str = ""
-    outputs: bool = False
     half: bool = False
     last_mark: bool = False
-    batch: bool = False
     optimizer: str = "sgd"
     donate: bool = False
 
@@ -149,10 +110,8 @@ def sliced_programs():
         noise=rarely,
         penalty=rarely,
         weights=st.sampled_from(["", "", "batch", "model"]),
-        outputs=rarely,
         half=rarely,
         last_mark=rarely,
-        batch=rarely,
         optimizer=st.sampled_from(list(OPTIMIZERS)),
         donate=st.booleans(),
     )
@@ -174,15 +133,14 @@ def state_of(program):
     }
     if not program.tied:
         params["head"] = jax.random.normal(embed, (WIDTH, 5))
-    return params, OPTIMIZERS[program.optimizer].init(params)
+    return init(params, OPTIMIZERS[program.optimizer])
 
 
 def data_of(program):
-    """Tokens and weights: of microbatches, or of a batch that is cut into them."""
+    """Tokens and weights of microbatches."""
     tokens, weights = keys(2)
     shape = (program.microbatches, ROWS, program.length)
-    xs = jax.random.randint(tokens, shape, 0, 5), 0.1 + jax.random.uniform(weights, shape)
-    return jax.tree.map(lambda x: x.reshape(-1, program.length), xs) if program.batch else xs
+    return jax.random.randint(tokens, shape, 0, 5), 0.1 + jax.random.uniform(weights, shape)
 
 
 def _attention(program, p, h, chunks):
@@ -232,14 +190,14 @@ def _layer(program, kind, number, p, shared, h, carried, key):
 
 
 def loss_of(program, params, tokens, weights):
-    """The loss of a microbatch, and the losses of its tokens."""
+    """The loss of a microbatch."""
     names = [kind for stage in program.stages for kind in stage]
     carried = [None] * len(names)
     dtype = jnp.bfloat16 if program.half else jnp.float32
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     head = params["embed"].T if program.tied else params["head"]
     key = jax.random.fold_in(jax.random.key(0), tokens[0, 0])
-    total, weight, penalty, losses = 0.0, 0.0, 0.0, []
+    total, weight, penalty = 0.0, 0.0, 0.0
     pieces = mpmd.slices((tokens, jnp.roll(tokens, -1, -1), weights), program.bounds)
     for index, (x, y, of_tokens) in enumerate(pieces):
         h, extra, number = params["embed"][x], jnp.float32(0), 0
@@ -263,42 +221,11 @@ def loss_of(program, params, tokens, weights):
         elif not program.weights:
             of_tokens = jnp.ones_like(cost)
         total, weight, penalty = total + (cost * of_tokens).sum(), weight + of_tokens.sum(), penalty + extra
-        losses.append(cost)
-    return total / weight + (0.01 * penalty if program.penalty else 0.0), jnp.concatenate(losses, 1)
+    return total / weight + (0.01 * penalty if program.penalty else 0.0)
 
 
 def sliced_step(program):
-    """``state, *batch`` to ``state, result``."""
-    optimizer, schedule = OPTIMIZERS[program.optimizer], program.make_schedule()
-
-    def loss(params, tokens, weights):
-        value, losses = loss_of(program, params, tokens, weights)
-        return (value, losses) if program.outputs else value
-
-    fun = jax.checkpoint(loss) if program.remat == "loss" else loss
-
-    def gradients(params, tokens, weights):
-        if program.batch:
-            differentiate = mpmd.value_and_grad(
-                fun,
-                has_aux=program.outputs,
-                num_microbatches=program.microbatches,
-                schedule=schedule,
-                batch_argnums=(1, 2),
-            )
-            return differentiate(params, tokens, weights)
-        of_loss = (mpmd.Add, mpmd.Concat()) if program.outputs else mpmd.Add
-        return mpmd.treduce(
-            lambda mb: jax.value_and_grad(fun, has_aux=program.outputs)(params, *mb),
-            (tokens, weights),
-            schedule,
-            operation=(of_loss, mpmd.Add),
-        )
-
-    def step(state, tokens, weights):
-        params, opt_state = state
-        result, grads = gradients(params, tokens, weights)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), result
-
-    return step
+    """``state, *batch`` to ``state, (loss, gradients)``."""
+    loss = functools.partial(loss_of, program)
+    loss = jax.checkpoint(loss) if program.remat == "loss" else loss
+    return make_step(loss, program.make_schedule(), OPTIMIZERS[program.optimizer])
