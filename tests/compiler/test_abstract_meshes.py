@@ -37,24 +37,16 @@ def centred(mesh, axis):
     )
 
 
-def constrained(mesh, spec):
-    return lambda h: jax.lax.with_sharding_constraint(h, NamedSharding(mesh, spec))
-
-
-@pytest.mark.usual("a group's devices")
+@pytest.mark.usual("of a group")
 @pytest.mark.parametrize(
-    ("activation", "per_group"),
-    [
-        (lambda: centred(devices(1, "x"), "x"), 1),
-        (lambda: centred(devices(2, "data"), "data"), 2),
-        (lambda: constrained(devices(2, "data"), P("data")), 2),
-        (lambda: constrained(devices(4, "stage", "data"), P("data")), 2),
-    ],
-    ids=["one device", "a group's devices", "a sharding", "a sharding over all groups"],
+    "own",
+    [lambda: devices(2, "data"), lambda: devices(4, "stage", "data")],
+    ids=["of a group", "of all groups"],
 )
-def test_a_stage_names_a_mesh(activation, per_group):
-    step = step_with(activation())
-    with groups(per_group) as mesh:
+def test_a_sharding_may_name_a_mesh(own):
+    sharding = NamedSharding(own(), P("data"))
+    step = step_with(lambda h: jax.lax.with_sharding_constraint(h, sharding))
+    with groups(2) as mesh:
         assert_like_jit(mesh, step, weights(2), *batch(), in_specs=ROW_SPECS)
 
 

@@ -34,11 +34,6 @@ ROWS_BY_GROUP = lax.RaggedDotDimensionNumbers((([3], [2]), ([1], [1])), [2], [0]
 SHARED = {
     "counted": (lambda: lax.broadcasted_iota(jnp.int32, (4, 6), 0), [], ({}, {0: 0})),
     "rows of a table": (lambda x: x.at[jnp.array([2, 0])].get(mode="clip"), [(4, 6)], ({0: 0}, {})),
-    "rows that are added": (
-        lambda x: x.at[jnp.array([2, 0])].add(jnp.ones((2, 6))),
-        [(4, 6)],
-        ({1: 0, 2: 0}, {}),
-    ),
     "rows that are replaced": (lambda x: x.at[jnp.array([2, 0])].set(1.0), [(4, 6)], ({0: 0}, {0: 0})),
     "channels": (
         lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME"),
@@ -55,7 +50,6 @@ SHARED = {
         [(5, 2, 6, 3), (4, 2, 3, 7)],
         ({0: 1, 1: 1, 2: 0}, {0: 0}),
     ),
-    "behind a barrier": (lambda x, y: lax.optimization_barrier((x, y)), [(4, 6), (3,)], ({0: 1}, {0: 1})),
 }
 
 

@@ -33,27 +33,6 @@ def normal(*shape):
     return jnp.asarray(np.random.default_rng(len(shape)).standard_normal(shape, np.float32))
 
 
-@pytest.mark.usual("btd,dhe->bthe-weights1", "bthe,hed->btd-weights2")
-@pytest.mark.parametrize(
-    "subscripts, weights",
-    [
-        ("btd,de->bte", (4, 5)),
-        ("btd,dhe->bthe", (4, 2, 3)),
-        ("bthe,hed->btd", (2, 3, 4)),
-        ("td,de->te", (4, 5)),
-    ],
-)
-def test_gradients_of_weights_are_not_transposed(subscripts, weights):
-    sizes = dict(zip("bthed", (2, 3, 2, 3, 4), strict=True)) | ({"e": 5} if weights == (4, 5) else {})
-    x = normal(*(sizes[name] for name in subscripts.partition(",")[0]))
-
-    def gradient(w, x):
-        return jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.einsum(subscripts, x, w))))(w)
-
-    assert "transpose" in names_of(jax.make_jaxpr(gradient)(normal(*weights), x).jaxpr)
-    assert "transpose" not in names_of(rewritten(gradient, normal(*weights), x))
-
-
 def test_those_in_bodies_are_not_transposed():
     def loss(w, x):
         return jnp.sum(lax.scan(jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None)), x, w)[0])

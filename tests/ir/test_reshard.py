@@ -126,14 +126,6 @@ def test_boxes_are_those_of_jax():
         assert list(boxes_by_process((8, 8), spec, GroupShape(dict(mesh.shape), 8))) == theirs
 
 
-def test_what_both_hold_alike_goes_straight_across():
-    group = GroupShape({"x": 4}, 2)
-    assert transfers(aval(8), ("x",), group, ("x",), group) == [
-        Transfer(0, 0, ((0, 4),)),
-        Transfer(1, 1, ((4, 8),)),
-    ]
-
-
 def test_one_process_sends_one_part_however_its_devices_share_it():
     one, other = GroupShape({"x": 4}), GroupShape({"x": 2})
     assert transfers(aval(8, 8), ("x",), one, (None, "x"), other) == [Transfer(0, 0, ((0, 8), (0, 8)))]

@@ -50,13 +50,6 @@ def test_rows_stay_with_their_processes():
         assert moved(route, 0) + moved(route, 1) == whole(route)
 
 
-def test_replicated_readers_get_all_of_it_each():
-    plan = resolved_plan(())
-    assert all(moved(route, 0) == whole(route) for route in routes_of(plan, ONE, ONE).values())
-    for route in routes_of(plan, TWO, TWO).values():
-        assert moved(route, 0) + moved(route, 1) == 2 * whole(route)
-
-
 def test_replicated_readers_that_gather_get_it_once(monkeypatch):
     monkeypatch.setattr(reshard, "GATHERED_BYTES", 0)
     plan = resolved_plan(())

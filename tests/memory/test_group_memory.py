@@ -7,7 +7,6 @@ import pytest
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import (
     Aval,
-    Executable,
     Free,
     GroupProgram,
     InputLeaf,
@@ -60,14 +59,6 @@ def compiled(plan, temporaries):
     memory = ExecutableMemory(inputs=SIZE, outputs=SIZE, aliased=0, temporaries=temporaries, code=0)
     executables = tuple(dataclasses.replace(e, memory=memory) for e in plan.executables)
     return dataclasses.replace(plan, executables=executables)
-
-
-def test_devices_hold_their_parts_of_sharded_values():
-    sharded = Executable("f", (VECTOR,), (VECTOR,), (), (("data",),), ((),))
-    plan = plan_of([run_of("fwd_0__0", "f", ("x",), ("y",))], results=["y"], executables=(sharded,))
-    inputs = (dataclasses.replace(plan.inputs[0], spec=("data",)),)
-    plan = dataclasses.replace(plan, inputs=inputs, submeshes=((("data", 4), ("model", 2)),))
-    assert verify(plan).live_bytes == (SIZE // 4 + SIZE,)
 
 
 def test_temporaries_are_unknown_before_the_groups_have_compiled():

@@ -187,22 +187,6 @@ def test_groups_that_wait_for_each_other_are_named_and_marked():
         total_order(tasks)
 
 
-def test_every_circle_of_waits_is_a_fault_of_its_own():
-    error = error_of("F0+B0\nF0 B0\n2F0 2B0+2F1 2B1\n3F0 3F1 3B0 3B1", 4, 2, 4)
-    waits = [fault.message for fault in error.faults if "deadlock" in fault.message]
-    assert len(waits) == 1 and "group 0 waits" in waits[0] and "group 1 waits" in waits[0]
-    tasks = from_text("0F0+0B0\n1F0 1B0")
-    both = tasks + from_text("2F0+2B0\n3F0 3B0")
-    with pytest.raises(ScheduleError) as caught:
-        total_order([tasks[0], tasks[1], [], []])
-    assert len(caught.value.faults) == 1
-    del both[1][0]  # nobody makes what stage 2 needs, so it is not waited for
-    del both[1][0]
-    with pytest.raises(ScheduleError) as caught:
-        total_order(both)
-    assert [fault.cells for fault in caught.value.faults] == [((2, 0), (3, 1), (3, 0), (2, 0))]
-
-
 def test_what_is_no_cell_is_named_and_marked() -> None:
     tasks = [["fwd_0__0", None, FusedTask(()), *from_text("F0 B0")[0]]]
     assert str(error_of(tasks, num_stages=1)).splitlines()[1:] == [
@@ -212,11 +196,6 @@ def test_what_is_no_cell_is_named_and_marked() -> None:
         "",
         "    0  'fwd_0__0'[1]        None[2]              FusedTask(tasks=[3]  F0                   B0",
     ]
-
-
-def test_long_lists_of_cells_are_cut():
-    with pytest.raises(ScheduleError, match=r"not of this step: (\S+ \(group 0\), ){8}… 20 in all"):
-        check_schedule([[Task("fwd", 1, i) for i in range(20)]], num_stages=1, num_microbatches=1)
 
 
 @pytest.mark.slow

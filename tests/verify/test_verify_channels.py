@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,59 +130,23 @@ def test_with_these_capacities_steps_in_a_row_end_under_any_timing(plan):
     assert stuck == [tuple(map(len, events))]
 
 
-@given(plans(), st.data())
-def test_programs_that_may_wait_for_one_another_are_those_without_a_rendezvous_order(plan, data):
-    group = data.draw(st.sampled_from(plan.programs))
-    moved = list(data.draw(st.permutations(group.instructions)))
-    programs = tuple(GroupProgram(p.mpmd_idx, tuple(moved)) if p is group else p for p in plan.programs)
-    lists = [[i for i in p.instructions if isinstance(i, (Send, Recv))] for p in programs]
-    while any(lists):
-        heads = [(g, mine[0]) for g, mine in enumerate(lists) if mine]
-        meets = [
-            (g, peer)
-            for g, i in heads
-            for peer, other in heads
-            if isinstance(i, Send) and isinstance(other, Recv) and (i.dst, other.src) == (peer, g)
-        ]
-        if not meets:
-            break
-        for g in meets[0]:
-            lists[g].pop(0)
-    found = rendezvous_order(Plan(programs, plan.executables, plan.inputs, (), plan.outputs))
-    assert (len(found) == sum(len(p.instructions) for p in programs)) == (not any(lists))
-
-
-def test_messages_are_counted_from_their_send_to_their_first_reader():
-    names = [f"h{i}" for i in range(3)]
+@pytest.mark.parametrize(("answer", "in_flight"), [("x1", 2), ("y", 1)])
+def test_a_message_is_in_flight_until_its_reader_has_run(answer, in_flight):
+    """The sender waits for an answer that is there before the first message is read, or is made of it."""
     sender = [
-        x for i, n in enumerate(names) for x in (run_of("after_0", "f1", ("x0",), (n,)), Send((n,), 1, i))
+        run_of("after_0", "f", ("x0",), ("h0",)),
+        Send(("h0",), 1, 0),
+        Recv((answer,), 1, 0),
+        run_of("after_1", "f", (answer,), ("h1",)),
+        Send(("h1",), 1, 1),
     ]
-    late = [*(Recv((n,), 0, i) for i, n in enumerate(names)), run_of("after_0", "f3", tuple(names), ("out",))]
-    f1, f3 = (executable(f"f{n}", [SCALAR] * n, [SCALAR]) for n in (1, 3))
-    inputs = tuple(InputLeaf(f"x{g}", f"x{g}", SCALAR, (g,), (), False) for g in (0, 1))
-
-    def capacities(*programs):
-        plan = Plan(
-            tuple(GroupProgram(g, tuple(program)) for g, program in enumerate(programs)),
-            (f1, f3),
-            inputs,
-            (),
-            (OutputLeaf("out", "out", SCALAR, (1,), ()),),
-        )
-        return channels_of(plan, rendezvous_order(plan)).capacities
-
-    assert capacities(sender, late) == {(0, 1): 3}
-    # That a send waits for an answer changes nothing, even if that is sent before a message is read;
-    between = [late[0], Send(("x1",), 0, 0), run_of("after_0", "f1", ("h0",), ("y",)), *late[1:]]
-    waits = [*sender[:2], Recv(("x1",), 1, 0), run_of("after_0", "f1", ("x1",), ("h1",)), *sender[3:]]
-    assert capacities(waits, between)[0, 1] == 3
-    # but if the answer is made of the first message, that one has been read by then.
-    made = [late[0], run_of("after_0", "f1", ("h0",), ("y",)), Send(("y",), 0, 0), *late[1:]]
-    waits = [
-        *sender[:2],
-        Recv(("y",), 1, 0),
-        *sender[2:4],
-        run_of("after_0", "f1", ("y",), ("h2",)),
-        sender[-1],
+    reply, reader = Send((answer,), 0, 0), run_of("after_0", "f", ("h0",), ("y",))
+    receiver = [
+        Recv(("h0",), 0, 0),
+        *([reply, reader] if answer == "x1" else [reader, reply]),
+        Recv(("h1",), 0, 1),
+        run_of("after_1", "f", ("h1",), ("out",)),
     ]
-    assert capacities(waits, made) == {(0, 1): 2, (1, 0): 1}
+    programs = (GroupProgram(0, tuple(sender)), GroupProgram(1, tuple(receiver)))
+    plan = Plan(programs, (executable("f", [SCALAR], [SCALAR]),), (), (), ())
+    assert channels_of(plan, rendezvous_order(plan)).capacities == {(0, 1): in_flight, (1, 0): 1}

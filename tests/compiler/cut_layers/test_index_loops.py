@@ -61,17 +61,12 @@ def drawn(i, *sizes):
 
 
 REFUSED = {
-    "a fori_loop": lambda w, x: lax.fori_loop(0, LAYERS, lambda i, h: layer(w[i], h), x),
-    "weights in the carry": lambda w, x: lax.fori_loop(
-        0, LAYERS, lambda i, c: (c[0], layer(c[0][i], c[1])), (w, x)
-    )[1],
     "a column": lambda w, x: lax.fori_loop(0, WIDTH, lambda i, h: mpmd.mark_stage_end(h + w[0, :, i]), x),
     "two layers": lambda w, x: lax.fori_loop(
         0, LAYERS // 2, lambda i, h: layer(w[2 * i + 1], jnp.tanh(h @ w[2 * i])), x
     ),
     "a later range": over(jnp.arange(LAYERS) + 7, lambda w, i: w[i - 7]),
     "take": over(jnp.arange(LAYERS), lambda w, i: jnp.take(w, i, axis=0)),
-    "dynamic_slice": over(jnp.arange(LAYERS), lambda w, i: lax.dynamic_slice_in_dim(w, i, 1)[0]),
     "counting down": counted_in_the_carry,
     "a layer under remat": lambda w, x: lax.fori_loop(
         0, LAYERS, jax.checkpoint(lambda i, h: layer(w[i], h)), x
@@ -93,15 +88,6 @@ REFUSED = {
 }
 
 SERVED = {
-    "rows that a scan takes": lambda w, x: lax.scan(lambda h, w: (layer(w, h), None), x, w)[0],
-    "a counter that folds keys": lambda w, x: lax.scan(
-        lambda h, each: (
-            layer(each[0], h + jax.random.normal(jax.random.fold_in(jax.random.key(0), each[1]), h.shape)),
-            None,
-        ),
-        x,
-        (w, jnp.arange(LAYERS)),
-    )[0],
     "rows that the data says": lambda w, x: lax.scan(
         lambda h, each: (layer(each, h + jnp.asarray(TABLE)[jnp.argmax(h[0])][0]), None), x, w
     )[0],
@@ -110,7 +96,6 @@ SERVED = {
     "a kind of each layer": of_each_layer(lambda h, i: h @ jnp.asarray(TABLE)[i], np.array([0, 1, 0, 1])),
     "rows that are drawn": of_each_layer(lambda h, i: h + jnp.asarray(TABLE)[drawn(i, 0, LAYERS), 0]),
     "a dilation in the carry": carried(lambda i: 2 * i),
-    "a limited number in the carry": carried(lambda i: jnp.minimum(i + 1, 2)),
     "a number that is set back": carried(lambda i: jnp.where(i < 2, i + 1, 0)),
     "a loop within a layer": lambda w, x: lax.scan(lambda h, each: (layer(each, smoothed(h)), None), x, w)[0],
 }

@@ -24,15 +24,10 @@ def a_loss_that_reads_no_mark(params, x, y):
     return squares(layer(params[2], h), y)
 
 
-def a_second_pass_that_nothing_uses(params, x, y):
-    mlp(params, 2 * x)
-    return squares(mlp(params, x), y)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
-    [stages_after_the_loss, a_loss_that_reads_no_mark, a_second_pass_that_nothing_uses],
+    [stages_after_the_loss, a_loss_that_reads_no_mark],
     ids=lambda loss: loss.__name__,
 )
 def test_work_that_is_dead(loss):

@@ -42,14 +42,6 @@ def test_stages_of_as_many_layers_share_executables():
     assert tasks["fwd_1__0"] != tasks["fwd_2__0"]
 
 
-def test_unequal_stages_have_their_layers():
-    compiled = compiled_for(10, every=(1, 2, 3, 4))
-    first, *others = bytes_of_stacks(compiled.program.plan)
-    assert others == [2 * first, 3 * first, 4 * first]
-    leaf = next(leaf for leaf in compiled.step.argument_leaves if leaf.path == "args[0][0]['layers']['w']")
-    assert leaf.stack.sizes == (1, 2, 3, 4) and leaf.shape[0] == 10
-
-
 @pytest.mark.slow
 def test_a_group_needs_memory_for_its_own_layers_and_no_others():
     """By how much its worst moment grows with the layers: any other group's share of a stack would show."""

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mpmd.compiler.jaxprs.rules import exact_dimensions
 from mpmd.ir.stack import Stack
 from tests.compiler.cut_layers.test_stacks import UNEVEN, argument, cut
 
@@ -96,12 +95,3 @@ def test_a_map_over_layers_in_batches_stays_in_parts():
         return jnp.sum(lax.map(lambda row: jnp.linalg.norm(row, 2) ** 2, w, batch_size=2))
 
     test_work_for_each_layer_stays_in_parts(jax.grad(penalty), Stack(0, (2, 4)))
-
-
-def test_dimensions_that_indices_select_from_are_not_shared():
-    """Of a look-up in rows, and of an update of rows, the rows are no dimension that parts can have."""
-    rows = jnp.array([2, 0])
-    look_up = jax.make_jaxpr(lambda x: x.at[rows].get(mode="clip"))(argument()).eqns[-1]
-    update = jax.make_jaxpr(lambda x: x.at[rows].add(1.0))(argument()).eqns[-1]
-    assert look_up.primitive.name == "gather" and update.primitive.name == "scatter-add"
-    assert all(axis.ins.get(0) != 0 for eqn in (look_up, update) for axis in exact_dimensions(eqn))

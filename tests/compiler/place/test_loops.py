@@ -48,10 +48,6 @@ def sum_of_squares(tree):
     return sum(jnp.sum(a * a) for a in jax.tree.leaves(tree))
 
 
-def fori(params, grads, count):
-    return lax.fori_loop(0, 2, lambda i, g: smaller(g), grads)
-
-
 def scan_over_coefficients(params, grads, count):
     def body(grads, pair):
         return jax.tree.map(lambda a, b: pair[0] * a + pair[1] * b, grads, smaller(grads)), None
@@ -74,10 +70,6 @@ def loop_within_a_branch(params, grads, count):
     return lax.cond(count > 1, lambda g: lax.fori_loop(0, count, lambda i, g: smaller(g), g), smaller, grads)
 
 
-def branch_within_a_loop(params, grads, count):
-    return lax.fori_loop(0, 3, lambda i, g: lax.cond(i > 1, smaller, lambda g: g, g), grads)
-
-
 def jitted_with_an_unread_norm(params, grads, count):
     """The norm of all weights would join the groups, but nothing reads it."""
 
@@ -90,17 +82,6 @@ def jitted_with_an_unread_norm(params, grads, count):
         return lax.while_loop(lambda c: c[0] < count, body, (0, grads, 0.0))
 
     return iterate(grads)[1]
-
-
-def power_iteration(params, grads, count):
-    def body(i, vectors):
-        products = [g["w"].T @ (g["w"] @ v) for g, v in zip(grads, vectors, strict=True)]
-        return [v / (1e-3 + jnp.linalg.norm(v)) for v in products]
-
-    vectors = lax.fori_loop(0, 3, body, [jnp.ones(WIDTH)] * LAYERS)
-    return [
-        {**g, "w": g["w"] / (1 + jnp.linalg.norm(g["w"] @ v))} for g, v in zip(grads, vectors, strict=True)
-    ]
 
 
 def map_over_a_stack_for_each_group(params, grads, count):
@@ -123,13 +104,10 @@ def noise_of_a_carried_key(params, grads, count):
 
 
 FORMS = (
-    fori,
     scan_over_coefficients,
     while_with_a_counter,
     loop_within_a_branch,
-    branch_within_a_loop,
     jitted_with_an_unread_norm,
-    power_iteration,
     map_over_a_stack_for_each_group,
     noise_of_a_carried_key,
 )

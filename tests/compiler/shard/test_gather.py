@@ -20,14 +20,12 @@ from tests.support.parity import assert_parity, mesh_of, uneven_mesh_of
 from tests.support.sharded_batches import (
     BATCH,
     BIAS,
-    DENSE,
     FSDP,
     MANY_ROWS,
     ONE_F_ONE_B,
     STACKED,
     WEIGHT,
     D,
-    dense,
     mean,
     mlp,
     mlp_weights,
@@ -83,29 +81,11 @@ def test_a_step_has_one_gather_and_one_reduction_for_each_weight(once):
     assert gathered(loaded) == [{("float32[8,8]", ())}] * 2
 
 
-def test_sharded_weights_stay_for_their_update(once):
-    """They are donated to the update; the gathered copies end with the last task that reads them."""
-    loaded, *_ = once
-    # The first stage's backward does not read its weight.
-    expected = [["fwd_0__0", "fwd_0__1"], ["fwd_1__0", "bwd_1__0", "fwd_1__1", "bwd_1__1"]]
-    for i, program in enumerate(loaded.plan.programs):
-        weight, last = f"args[0][{i}]['w']", program.runs[-1]
-        update = loaded.plan.executable(last.executable)
-        assert last.inputs.index(weight) in update.donated
-        copy = next(name for name in program.runs[0].outputs if loaded.plan.avals()[name].shape == (D, D))
-        readers = [str(task.task) for task in program.runs if copy in task.inputs]
-        assert readers == expected[i]
-        (free,) = (j for j in program.instructions if isinstance(j, Free) and copy in j.values)
-        position = program.instructions.index(free)
-        assert str(program.instructions[position - 1].task) == readers[-1]
-
-
 def cast_in_the_loop(params, x):
     return mean(x @ params["w"].astype(jnp.bfloat16).astype(jnp.float32).T)
 
 
 IN_WHOLE = {
-    "dense": (dense, DENSE),
     "checkpointed scan": (functools.partial(scanned, wrap=jax.checkpoint), STACKED),
     "cast in the loop": (cast_in_the_loop, {"w": w}),
 }
@@ -143,25 +123,6 @@ def test_what_is_made_of_weights_before_the_loop_is_gathered():
     assert "all-gather" not in bytes_by_operation(in_loop)
     assert "all-gather" in bytes_by_operation(outside)
     assert gathered(loaded) == [{("bfloat16[8,8]", ())}] * 2
-
-
-@pytest.mark.slow
-def test_a_tied_weight_is_gathered_by_each_group():
-    """The updated shards are sent from one to the other, and nothing gathered."""
-
-    def loss(params, x):
-        h = mpmd.mark_stage_end(jnp.tanh(x @ params["w"]))
-        return mean(h @ params["w"].T)
-
-    loaded, in_loop, outside = run(
-        train(loss), {"w": w}, MANY_ROWS, in_specs=({"w": P("data")}, BATCH), **ONCE
-    )
-    assert "all-gather" not in bytes_by_operation(in_loop)
-    before = [bytes_by_operation({name: found}) for name, found in outside.items() if "before" in name]
-    assert all(found == {"all-gather": WEIGHT} for found in before)
-    assert gathered(loaded) == [{("float32[8,8]", ())}] * 2
-    (leaf,) = (leaf for leaf in loaded.plan.inputs if leaf.path == "args[0]['w']")
-    assert leaf.mpmd_idxs == (0, 1)
 
 
 def test_another_axis_of_a_weight_stays():

@@ -16,7 +16,6 @@ from mpmd.keys import to_aval
 from mpmd.language.decisions import planning
 from tests.support.levels import task_graph
 from tests.support.models import BATCH, WIDTH, batch, layer, mse, sgd_step, squares, weights
-from tests.support.parity import assert_parity, mesh_of
 
 ACTIVATIONS = BATCH * WIDTH * 4
 """Bytes of a stage's activations."""
@@ -78,17 +77,6 @@ def with_tanh(h, w):
 KERNEL = mpmd.cost(with_tanh, operations=1.0, dimensions="bi,io->bo", divides="b")
 
 
-def test_results_are_those_of_plain_jax():
-    """Of a model with a stage of each kind."""
-    stages = narrowed, dropped, dear, causal, lambda p, h: KERNEL(h, p["w"])
-
-    def loss(params, x, y):
-        return mse(list(zip(stages, params, strict=True)), x, y, lambda own, h: own[0](own[1], 0.5 * h))
-
-    step = sgd_step(loss, mpmd.Std1F1B(len(stages)))
-    assert_parity(step, weights(len(stages)), *batch(), mesh=mesh_of(len(stages)))
-
-
 def test_an_activation_function_keeps_its_input_and_its_tanh():
     works = split_works(gelu)
     assert sum(aval.nbytes for aval in kept(works)) == 2 * ACTIVATIONS
@@ -107,12 +95,6 @@ def test_a_forward_computes_nothing_that_only_the_backward_reads():
     assert count(works["fwd_0"].eqns, "integer_pow") == 2  # and not their derivatives
     assert count(works["bwd_0"].eqns, "integer_pow") == 2
     assert [aval.shape for aval in kept(works)] == [(BATCH, WIDTH)]
-
-
-def test_the_output_of_a_stage_serves_its_backward():
-    works = split_works(layer)
-    (sent,) = set(works["fwd_0"].makes) & set(works["fwd_1"].reads)
-    assert [var for var in works["bwd_0"].reads if var in works["fwd_0"].makes] == [sent]
 
 
 def test_a_narrow_value_is_kept_in_place_of_a_wide_copy():
@@ -153,11 +135,6 @@ def test_what_is_kept_anyway_serves_others_too():
     assert len(kept(works, "fwd_1", "bwd_1")) == 2  # what the sine is taken of, and the loss's difference
 
 
-def test_calls_are_opened():
-    works = split_works(lambda p, h: jax.jit(gelu)(p, h))
-    assert sum(aval.nbytes for aval in kept(works)) == 2 * ACTIVATIONS
-
-
 def test_a_kernel_keeps_its_operands_alone_while_a_plan_is_made():
     def stage(p, h):
         return KERNEL(h, p["w"])
@@ -167,20 +144,11 @@ def test_a_kernel_keeps_its_operands_alone_while_a_plan_is_made():
     assert kept(split_works(stage)) == kept(split_works(lambda p, h: with_tanh(h, p["w"])))
 
 
-def test_checkpointed_stages_stay_as_they_are():
-    works = split_works(jax.checkpoint(gelu))
-    assert kept(works) == []  # it has the microbatch anyway
-    assert count(works["bwd_0"].eqns, "tanh") == 1
-
-
 def test_halves_of_a_backward_recompute_what_each_reads():
-    def stage(p, h):  # with a factor that keeps gradients from growing until rounding is all that is compared
-        return 0.1 * gelu(p, h) * (h @ p["w"]) + h
+    def stage(p, h):
+        return gelu(p, h) * (h @ p["w"]) + h
 
-    schedule = mpmd.ZeroBubble(2)
-    step = sgd_step(functools.partial(mse, layer=stage), schedule)
-    assert_parity(step, weights(2), *batch(), mesh=mesh_of(2))
-    works, plain = split_works(stage, schedule), split_works(stage)
+    works, plain = split_works(stage, mpmd.ZeroBubble(2)), split_works(stage)
     products = sum(count(work.eqns, "dot_general") for work in works.values())
     assert products == sum(count(work.eqns, "dot_general") for work in plain.values())
 

@@ -40,10 +40,6 @@ def as_one_batch(loss, params, xs, ys, **options):
     return differentiate(params, *map(rows_of, (xs, ys)))
 
 
-def with_aux(loss, *arguments):
-    return as_one_batch(loss, *arguments, has_aux=True)
-
-
 def with_reduced_rows(loss, *arguments):
     return as_one_batch(loss, *arguments, has_aux=True, aux_reduction=mpmd.Concat())
 
@@ -60,7 +56,6 @@ LOSSES = {
     "value_and_grad with marks": (as_one_batch, MARKED),
     "value_and_grad without marks": (as_one_batch, {}),
     "ForwardOnly with marks": (forward_only, MARKED),
-    "scalar auxiliary output": (with_aux, {**MARKED, "returns": lambda loss, h: (loss, h.mean())}),
     "rows with an operation": (with_reduced_rows, {**MARKED, "returns": lambda loss, h: (loss, h)}),
 }
 
