@@ -45,8 +45,7 @@ def of_transport(name):
             pair.connect().send(0, np.arange(70_000))
             np.testing.assert_array_equal(pair.take(0), [np.arange(70_000)])
 
-        address = pair.addresses[1][name]
-        yield Port(address.connections if name == "device" else address, admit)
+        yield Port(pair.addresses[1][name], admit)
 
 
 @contextlib.contextmanager
@@ -89,7 +88,6 @@ def of_driver():
 PORTS = {
     "shared memory": lambda: of_transport("shared_memory"),
     "network": lambda: of_transport("network"),
-    "device": lambda: of_transport("device"),
     "agreement": of_agreement,
     "driver": of_driver,
 }
