@@ -197,3 +197,11 @@ def test_programs_live_as_long_as_a_replay_may_need_them(journal):
     assert journal.programs == {4}
     commit(journal)
     assert journal.programs == set()
+
+
+def test_the_step_that_a_group_is_at(journal):
+    assert journal.current_step(0) is None
+    first, second = journal.add_step(requests()), journal.add_step(requests())
+    journal.answer(first, 0, reply())
+    assert (journal.current_step(0), journal.current_step(1)) == (second, first)
+    assert (first.ordinal, second.ordinal) == (1, 2)
