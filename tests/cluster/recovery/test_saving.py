@@ -6,6 +6,7 @@ from cluster.recovery import Recovery
 from cluster.recovery.copies import CopiesLostError
 from cluster.recovery.journal import BEGINNING
 from mpmd.errors import GroupDiedError, StateLostError
+from mpmd.runtime.requests import CopyOut
 from tests.support.membership_world import World, committed
 
 WRITTEN = [16]
@@ -18,6 +19,14 @@ def saving():
     world.step()
     world.settle_all()
     return world, copy
+
+
+def test_a_group_is_asked_to_write_a_copy_when_it_is_there():
+    world = committed(steps=0)
+    writing = world.write(0, world.save(0))
+    assert [type(request) for request, _ in world.groups[0].inbox] == [CopyOut]
+    world.settle_all()
+    assert world.told(writing) == WRITTEN
 
 
 @pytest.mark.parametrize("asked", ["before", "meanwhile"])
