@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from cluster.process.agreement import Agreement
-from cluster.process.world import WorldLostError
 from cluster.protocol.digests import CorruptedError
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
@@ -210,23 +208,6 @@ def test_a_bit_that_flips_in_a_request_or_reply_ends_the_connection_of_the_drive
     error = call_through_proxy(offset, of_reply)
     assert isinstance(error, CorruptedError)
     assert re.search(BOTH_ENDS, str(error))
-
-
-@pytest.mark.parametrize("offset", [2, 12, 25, 42])
-def test_a_bit_that_flips_in_a_vote_ends_the_connection_of_a_group(offset):
-    members, credentials, flips = [Agreement(rank, 2) for rank in range(2)], make_credentials(False), Flips()
-    with Proxy(members[0].listen("127.0.0.1", credentials), flips) as proxy, ThreadPoolExecutor(2) as threads:
-        joining = threads.submit(members[0].connect, None, credentials, SECONDS)
-        members[1].connect(proxy.address, credentials, SECONDS)
-        joining.result(SECONDS)
-        flips.arm(offset)
-        agreeing = [threads.submit(member.agree, 1) for member in members]
-        with pytest.raises(WorldLostError, match=BOTH_ENDS):
-            agreeing[0].result(SECONDS)
-        with pytest.raises((WorldLostError, StepAborted)):
-            agreeing[1].result(SECONDS)
-        for member in members:
-            member.close()
 
 
 def test_a_bit_that_flips_in_a_handshake_keeps_nobody_waiting():

@@ -2,7 +2,6 @@
 
 import socket
 
-import jax
 import pytest
 import ray
 from jax.sharding import AxisType
@@ -21,7 +20,6 @@ from tests.support.processes import endpoints
     [
         ({"stage": 2}, "stages", ValueError, "no axis mpmd_axis='stages'; its axes are stage"),
         ({}, "stage", ValueError, "no axis mpmd_axis='stage'"),
-        ({"stage": 0}, "stage", ValueError, "'stage'. must be a whole number of at least 1, not 0"),
         ({"stage": 2, "fsdp": -1}, "stage", ValueError, "'fsdp'. must be a whole number .* not -1"),
         ({"stage": 2, "fsdp": 1.5}, "stage", TypeError, "'fsdp'. must be a whole number .* not 1.5"),
         ({"stage": True}, "stage", TypeError, "must be a whole number of at least 1, not True"),
@@ -59,7 +57,6 @@ def test_steps_see_axes_of_the_types_asked_for():
     ("arguments", "message"),
     [
         ({}, "needs mesh_shape and mpmd_axis, or groups"),
-        ({"mesh_shape": {"stage": 2}}, "needs mesh_shape and mpmd_axis"),
         ({"groups": []}, "groups is empty"),
         ({"groups": [{"data": 2}], "mpmd_axis": "stage"}, "and not both"),
         (
@@ -73,7 +70,6 @@ def test_steps_see_axes_of_the_types_asked_for():
             "cpus_per_group must be a finite .* not 0\ngpus_per_group must be whole .* 1.5\nthe 4 devices",
         ),
         ({"groups": [{"data": 2}, {"data": 10**30}]}, "devices are more than a mesh can have"),
-        ({"groups": [{"data": 4}], "processes_per_group": 10**30}, "the 4 devices of group 0 do not divide"),
         ({"groups": [{"data": 4}], "platform": "cuda,cpu"}, "platform must be one platform .* 'cuda,cpu'"),
         (
             {"groups": [{"data": 4}], "accelerator_types": ["A100", ""]},
@@ -102,23 +98,15 @@ def test_groups_that_cannot_be(arguments, message):
             {"processes_per_group": True},
             "processes_per_group must be a whole number, or a sequence .* not True",
         ),
-        ({"processes_per_group": 2.0}, "processes_per_group must be .* not 2.0"),
-        ({"processes_per_group": "2"}, "processes_per_group must be .* not '2'"),
         ({"processes_per_group": [2, 2.0]}, r"processes_per_group\[1\] must be a whole number, not 2.0"),
-        ({"mesh_shape": ["stage", 2]}, "mesh_shape must be a dict of axis names and sizes"),
         (
             {"axis_types": {"stage": "explicit"}},
             "axis_types must be of jax.sharding.AxisType, .* not 'explicit'",
         ),
-        ({"stuck_after": "1 min"}, "stuck_after must be a number of seconds above 0, or None"),
         ({"accelerator_types": 8}, "accelerator_types must be the name of an accelerator type, .* not 8"),
         ({"accelerator_types": ["A100", 8]}, r"accelerator_types\[1\] must be a str, not 8"),
         ({"groups": {"data": 2}}, "groups must be a sequence with the axes of each group"),
         ({"groups": [{"data": 2}, 2]}, r"groups\[1\] must be a dict of axis names and sizes.* not 2"),
-        (
-            {"cpus_per_group": "1", "gpus_per_group": True},
-            "cpus_per_group .* '1'\ngpus_per_group .* not True",
-        ),
     ],
     ids=str,
 )
@@ -135,12 +123,7 @@ def test_values_of_wrong_types(arguments, message):
             "axis_types names the axis 'data'; the axes of groups are",
         ),
         ({"axis_types": AxisType.Manual}, "axis_types must be Auto or Explicit"),
-        ({"cpus_per_group": 0}, "cpus_per_group must"),
-        ({"gpus_per_group": -1}, "gpus_per_group must"),
         ({"step_timeout": 0}, "step_timeout must be a number of seconds above 0, or None, not 0"),
-        ({"stuck_after": float("nan")}, "stuck_after must be a number of seconds above 0"),
-        ({"load_timeout": -1}, "load_timeout must be a number of seconds above 0"),
-        ({"max_in_flight": 0}, "max_in_flight must be a whole number of at least 1, not 0"),
     ],
     ids=str,
 )
@@ -149,24 +132,11 @@ def test_values_that_cannot_be(arguments, message):
         cluster.launch({"stage": 2}, "stage", **arguments)
 
 
-def test_submeshes_have_all_axes():
-    assert submeshes_of(LaunchRequest(None, None, [{"data": 4}, {"model": 2, "data": 2}])) == [
-        {"data": 4, "model": 1},
-        {"data": 2, "model": 2},
-    ]
-    assert (
-        submeshes_of(LaunchRequest({"data": 2, "stage": 2}, "stage", None)) == [{"data": 2, "stage": 1}] * 2
-    )
-
-
 @pytest.mark.parametrize(
     ("gpus", "nodes", "expected"),
     [
-        ([8, 8], [8, 8], [1, 1]),
         ([8, 8], [8, 4, 4], [1, 2]),
         ([8, 8], [4, 4, 4, 4], [2, 2]),
-        ([6], [4, 4], [2]),
-        ([4, 8], [8, 2, 2, 1], [2, 1]),
         ([8, 8], [8, 4, 2, 1, 1], [1, 8]),
         ([8, 8], [8, 4], [1, 1]),  # too few: what they would need on more nodes of eight
         ([4], [0, 0], [1]),
@@ -216,12 +186,9 @@ def test_all_that_is_wrong_is_said_at_once():
     begins = ["mpmd.launch: platform", "transport", "max_in_flight", "step_timeout", "mesh_shape['stage']"]
     for line, begin in zip(str(caught.value).splitlines(), begins, strict=True):
         assert line.startswith(f"{begin} must be")
-
-
-def test_unknown_transports(monkeypatch):
-    monkeypatch.setattr(ray, "init", None)  # a call would fail
-    with pytest.raises(ValueError, match=r"one of auto, shared_memory, .*object_store, not 'pigeon'"):
-        cluster.launch({"stage": 2}, "stage", transport="pigeon")
+    assert "transport must be one of auto, shared_memory, network, device, object_store, not 'pigeon'" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("given_as", ["argument", "variable"])
@@ -233,9 +200,3 @@ def test_an_address_where_nothing_listens_is_refused_at_once(monkeypatch, given_
         monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ConnectionError, match=f"no Ray cluster at {address}, .* refused.* RAY_ADDRESS"):
         cluster.launch({"stage": 2}, "stage", address=address if given_as == "argument" else None)
-
-
-def test_the_compiler_shards_within_a_group():
-    submesh = abstract_submesh({"stage": 1, "fsdp": 2})
-    assert dict(submesh.shape) == {"stage": 1, "fsdp": 2}
-    assert submesh.axis_types == (jax.sharding.AxisType.Auto,) * 2

@@ -7,8 +7,6 @@ import pickle
 import random
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -47,8 +45,7 @@ def of_transport(name):
             pair.connect().send(0, np.arange(70_000))
             np.testing.assert_array_equal(pair.take(0), [np.arange(70_000)])
 
-        address = pair.addresses[1][name]
-        yield Port(address.connections if name == "device" else address, admit)
+        yield Port(pair.addresses[1][name], admit)
 
 
 @contextlib.contextmanager
@@ -91,7 +88,6 @@ def of_driver():
 PORTS = {
     "shared memory": lambda: of_transport("shared_memory"),
     "network": lambda: of_transport("network"),
-    "device": lambda: of_transport("device"),
     "agreement": of_agreement,
     "driver": of_driver,
 }
@@ -242,38 +238,3 @@ def test_a_process_that_stays_without_descriptors_says_so(monkeypatch, exhausted
         with pytest.raises(ConnectionError, match=r"Too many open files, for 0.2 s") as caught:
             listener.accept()
         assert caught.value.errno == errno.EMFILE
-
-
-ACCEPTS = """
-import pickle, resource, sys
-from cluster.tcp import handshake
-from cluster.tcp.sockets import ConnectionListener
-
-handshake.HANDSHAKE_SECONDS = 0.5
-credentials = pickle.load(sys.stdin.buffer)
-with ConnectionListener("127.0.0.1", credentials) as listener:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    sys.stdout.buffer.write(pickle.dumps(tuple(listener.address)))
-    sys.stdout.buffer.flush()
-    number, connection = listener.accept()
-    connection.write([memoryview(b"welcome")])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usual("encrypted")
-@pytest.mark.parametrize("encryption", [False, True], ids=["clear", "encrypted"])
-def test_strangers_that_take_all_descriptors_keep_a_peer_waiting_for_their_handshakes_only(encryption):
-    credentials = make_credentials(encryption)
-    process = subprocess.Popen([sys.executable, "-c", ACCEPTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with process, contextlib.ExitStack() as stack:
-        stack.callback(process.kill)
-        process.stdin.write(pickle.dumps(credentials))
-        process.stdin.close()
-        address = sockets.Address(*pickle.load(process.stdout))
-        for _ in range(100):
-            stack.enter_context(stranger(address))
-        with sockets.connect(address, credentials, SECONDS) as connection:
-            answer = bytearray(7)
-            connection.read_into(memoryview(answer))
-            assert answer == b"welcome"

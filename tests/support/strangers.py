@@ -99,17 +99,3 @@ def attack(address, strangers, seed, count):
     for _ in range(count):
         with contextlib.suppress(OSError):  # it is refused, or cut off, as it should be
             numbers.choice(strangers)(address, numbers)
-
-
-@contextlib.contextmanager
-def flood(address, count):
-    """So many connections that stay, and say nothing or half of something, until the end."""
-    numbers = random.Random(count)
-    with contextlib.ExitStack() as stack:
-        for _ in range(count):
-            tcp = stack.enter_context(socket.socket())
-            tcp.settimeout(SECONDS)
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                tcp.connect(address[:2])
-                tcp.sendall(numbers.randbytes(numbers.choice([0, 1, 68])))
-        yield

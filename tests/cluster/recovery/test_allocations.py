@@ -134,15 +134,6 @@ def test_a_group_shares_when_its_node_is_gone_and_moves_back_when_there_is_anoth
     assert len(cluster.groups) == 3, "nothing else is reserved"
 
 
-def test_a_group_whose_node_is_gone_takes_another_one_with_room(make):
-    cluster = Cluster(a=1, b=1, c=1)
-    allocations = make(cluster, [0, 1])
-    cluster.lose("b")
-    allocations.settle(1, [1])
-    assert allocations.nodes == "ac"
-    assert len(cluster.groups) == 2
-
-
 def test_guests_are_spread_and_do_not_share_with_the_dead_or_with_guests(make):
     cluster = Cluster(a=1, b=1, c=1, d=1)
     allocations = make(cluster, [0, 1, 2, 3])
@@ -171,23 +162,6 @@ def test_what_others_have_waited_for_room_counts_and_ray_gets_its_time(make, mon
     for waited in (0.0, 20.0, 60.0):
         allocations.find(1, allocations.before, [1], waited=waited)
     assert times == [60.0, 40.0, allocations_module.PROMPT_SECONDS]
-
-
-@pytest.mark.parametrize("by_ray", [True, False])
-def test_groups_leave_nodes_that_are_to_end(make, by_ray):
-    cluster = Cluster(a=1, b=1)
-    allocations = make(cluster, [0, 1])
-    if by_ray:
-        cluster.draining.add("a")
-    else:
-        allocations.avoided = frozenset("a")
-    assert allocations.groups_to_move() == {0: DRAINED}
-    allocations.settle(0)
-    assert allocations.shares_with == {0: 1} and allocations.groups_to_move() == {}
-    cluster.add("c")
-    assert allocations.groups_to_move() == {0: GROWN}
-    allocations.settle(0)
-    assert allocations.nodes == "cb"
 
 
 def test_a_node_that_was_to_end_and_is_still_there_is_used_again(make):

@@ -32,32 +32,17 @@ def values(mpmd_idx, digest=1):
     return ProcessDigests(mpmd_idx, 0, "here", ("cpu",), {7: ValueDigest("float32[]", shards, False)})
 
 
-def run(*steps, of_values=(1, 1)):
-    """A run of two groups, whose steps are numbered from 5."""
-    replies = steps or ((first_group(), second_group()),)
-    return StepsRun(
-        {5 + i: dict(enumerate(step)) for i, step in enumerate(replies)},
-        tuple(map(values, (0, 1), of_values)),
-    )
+RIGHT = first_group(), second_group()
+
+
+def run(step=RIGHT, of_values=(1, 1)):
+    """A run of two groups, of one step."""
+    return StepsRun({5: dict(enumerate(step))}, tuple(map(values, (0, 1), of_values)))
 
 
 def without_digests(*losses, of_values=(1, 1)):
     """A run of one step, as on devices whose messages have no digests."""
     return run([StepReply({9: np.float32(loss)}) for loss in losses], of_values=of_values)
-
-
-RIGHT = first_group(), second_group()
-
-
-def test_equal_runs_have_no_difference():
-    assert compare(run(), run()) is None
-    assert compare(run((first_group(), None)), run((first_group(), None))) is None
-
-
-def test_the_first_of_several_steps_counts():
-    later = first_group(sent=7), second_group(received=7)
-    report = compare(run(RIGHT, RIGHT, later), run(RIGHT, (first_group(), second_group(sent=8)), RIGHT))
-    assert (report.kind, report.mpmd_idxs, report.step) == ("computed", (1,), 6)
 
 
 def test_the_message_that_differs_first_names_the_group_and_its_device():

@@ -13,10 +13,8 @@ from tests.support.counting_journal import CountingJournal
 GROUPS = (0, 1, 2)
 
 
-def requests(program=0, step=0, released=(), host_arrays=None):
-    return {
-        i: StepRequest(program, step, (), (), host_arrays or {}, Released(tuple(released))) for i in GROUPS
-    }
+def requests(program=0):
+    return {i: StepRequest(program, 0, (), ()) for i in GROUPS}
 
 
 @pytest.fixture
@@ -32,15 +30,14 @@ def reply(value=0.0):
     return StepReply({1: np.float32(value)})
 
 
-def answered_by_all(journal, step, value=0.0):
-    return [told(journal.answer(step, i, reply(value))) for i in GROUPS]
+def answered_by_all(journal, step):
+    return [told(journal.answer(step, i, reply())) for i in GROUPS]
 
 
 def commit(journal):
-    snapshot = journal.begin_snapshot(dict.fromkeys(GROUPS, Released()))
+    snapshot = journal.begin_snapshot({})
     journal.mark_copied(journal.attempt, snapshot)
     assert journal.committed == snapshot.number
-    return snapshot
 
 
 def test_results_are_given_at_once_and_errors_when_all_before_is_answered(journal):
@@ -69,11 +66,6 @@ def test_results_of_a_recorded_step_are_of_one_attempt(journal):
     assert journal.answer(step, 1, again[1]) == []
     outcomes = journal.answer(step, 0, again[0])
     assert {outcome.mpmd_idx: outcome.result for outcome in outcomes} == again
-    journal.go_back()
-    assert answered_by_all(journal, step, 2.0) == [[], [], []], "each is told once"
-    journal.go_back()
-    with pytest.raises(RecoveryError):
-        answered_by_all(journal, step, 3.0)
 
 
 def test_a_step_that_fails_after_a_run_that_did_not_is_not_compared(journal):
@@ -96,14 +88,6 @@ def test_results_of_a_recorded_step_that_fails_are_given_with_the_error(journal)
         assert journal.answer(step, i, reply()) == []
     assert journal.answer(step, 2, error=error) == []
     assert told(journal.answer(before, 2, reply())) == [(2, None), (0, None), (1, None), (2, error)]
-
-
-def test_results_of_a_recorded_step_are_lost_with_the_values(journal):
-    step = journal.add_step(recorded())
-    journal.answer(step, 0, reply())
-    journal.suspend()
-    error = RuntimeError("lost")
-    assert told(journal.lose_values(error)) == [(i, error) for i in GROUPS]
 
 
 def test_an_error_before_a_death_is_not_given(journal):
@@ -138,14 +122,6 @@ def test_a_step_that_fails_when_it_is_run_again_has_changed(journal):
     assert caught.value.__cause__ is error
 
 
-def test_a_step_that_fails_again_is_told_once(journal):
-    step, error = journal.add_step(requests()), RuntimeError("a task failed")
-    assert [told(journal.answer(step, i, error=error)) for i in GROUPS][-1] == [(i, error) for i in GROUPS]
-    assert journal.go_back() == (step,)
-    assert [told(journal.answer(step, i, error=error)) for i in GROUPS] == [[], [], []]
-    assert not step.waiting
-
-
 def test_a_snapshot_under_way_is_given_up_when_groups_go_back(journal):
     first = journal.add_step(requests())
     answered_by_all(journal, first)
@@ -167,16 +143,6 @@ def test_a_value_that_was_given_is_not_asked_again(journal):
     assert journal.go_back() == (step, waiting)
 
 
-def test_what_can_no_longer_be_read_has_changed(journal):
-    read = journal.add_read(1, {5: "stored"})
-    journal.answer(read, 1, StepReply({}))
-    journal.go_back()
-    with pytest.raises(
-        RecoveryError, match=r"storage failed on group 1 .*: no such file\. .*checkpoint on disk"
-    ):
-        journal.answer(read, 1, error=OSError("no such file"))
-
-
 def test_what_could_not_be_read_is_told_once_whatever_becomes_of_it(journal):
     read, error = journal.add_read(1, {5: "stored"}), OSError("no such file")
     assert told(journal.answer(read, 1, error=error)) == [(1, error)]
@@ -184,14 +150,6 @@ def test_what_could_not_be_read_is_told_once_whatever_becomes_of_it(journal):
     assert told(journal.answer(read, 1, error=error)) == []
     journal.go_back()
     assert told(journal.answer(read, 1, StepReply({}))) == []
-
-
-def test_a_copy_that_is_dropped_early_is_still_answered(journal):
-    copy, error = journal.add_copy(1, 9, [5]), RuntimeError("a step has failed")
-    journal.drop_copies()
-    assert journal.go_back() == (copy,)
-    assert told(journal.answer(copy, 1, error=error)) == [(1, error)]
-    assert journal.go_back() == ()
 
 
 def test_no_snapshot_is_committed_while_groups_are_being_replaced(journal):
@@ -230,19 +188,6 @@ def test_when_values_are_lost_all_that_is_not_answered_fails_and_nothing_is_aske
     assert (journal.committed, journal.go_back(), journal.snapshot) == (BEGINNING, (), None)
     assert journal.programs == set()
     assert journal.add_step(requests()).ordinal == 3
-
-
-def test_the_size_of_the_log(journal):
-    array, other = np.zeros(10, np.uint8), np.zeros(3, np.uint8)
-    step = journal.add_step(requests(host_arrays={1: array, 2: other}))
-    assert (journal.num_steps, journal.nbytes, journal.steps_since_snapshot) == (1, 13, 1)
-    answered_by_all(journal, step)
-    commit(journal)
-    assert (journal.num_steps, journal.nbytes, journal.steps_since_snapshot) == (0, 0, 0)
-    answered_by_all(journal, journal.add_step(requests()))
-    journal.begin_snapshot({})
-    journal.add_step(requests())
-    assert (journal.num_steps, journal.steps_since_snapshot) == (2, 1)
 
 
 def test_programs_live_as_long_as_a_replay_may_need_them(journal):

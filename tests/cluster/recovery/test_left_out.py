@@ -4,7 +4,6 @@ import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,9 +11,7 @@ from cluster.recovery import Recovery
 from cluster.recovery.left_out import crossing_fault
 from cluster.recovery.policy import check_recovery, left_out_groups
 from mpmd.errors import GroupDiedError, RecoveryError, StateLostError, TaskError
-from mpmd.ir.placement import Placement
 from mpmd.ir.plan import Aval, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Send
-from mpmd.runtime.argument_cache import PlacedPiece
 from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import StepReply, add_reply, reply_of
 from mpmd.runtime.survey import take_digests
@@ -95,29 +92,6 @@ def test_the_error_of_a_step_has_what_its_group_has_sent_until_then(driven):
         failed[2].result()
     with pytest.raises(GroupDiedError, match="group 0 died"):
         lost[2].result()
-
-
-def test_others_do_not_go_back_for_a_death_and_what_a_replaced_group_had_is_refused(driven):
-    outputs = driven.next_handle()
-    drawn = driven.step(outputs=(outputs,), groups=(2,))
-    array = jnp.ones(3)
-    piece = PlacedPiece(array, "", Placement((2,), ()))
-    with driven.arguments.delivery([2]) as delivery:
-        delivery.send(np.ones(3), piece.placement, piece)
-        delivery.commit([])
-    assert driven.arguments.find(piece) is not None
-    die_left_out(driven)
-    with pytest.raises(GroupDiedError, match="group 2 died"):
-        drawn[2].result(SOON)
-    assert len(driven.attempts) == 1 and not driven.is_recovering
-    driven.step()
-    driven.attempts[0].reply(1)
-    driven.die(1)  # which replaces group 2, too
-    for future in (driven.step(inputs=(outputs,), groups=(2,))[2], driven.fetch(2, outputs)):
-        with pytest.raises(GroupDiedError, match="group 2 was replaced, and the values that it had are lost"):
-            future.result(SOON)
-    assert driven.arguments.find(piece) is None, "it is sent again"
-    assert len(driven.attempts[1].steps) == 1 and not driven.attempts[1].named("Fetch")
 
 
 def test_a_group_that_is_left_out_has_its_values_when_those_of_the_others_are_lost(driven):

@@ -27,16 +27,6 @@ def test_a_callback_of_a_step_may_wait_for_a_thread_that_asks_the_mesh(end):
     assert len(asked) == 1
 
 
-def test_deferred_calls_are_made_when_the_outermost_with_ends():
-    lock, made = Lock(), []
-    with lock:
-        with lock:
-            lock.defer(lambda: made.append(1))
-            lock.defer(lambda: made.append(2))
-        assert made == []
-    assert made == [1, 2]
-
-
 def test_who_waits_makes_deferred_calls_before():
     lock, made = Lock(), []
     with lock, lock:

@@ -38,16 +38,6 @@ def test_a_group_that_dies_before_it_leaves_takes_the_processes_that_are_ready()
     world.check_quiet()
 
 
-def test_a_group_does_not_move_when_another_one_dies_meanwhile():
-    world = committed()
-    world.look({1: GROWN})
-    assert world.settle_all(until="find_dead")
-    world.kill(0)
-    world.settle_all()
-    assert world.reported == [(DIED, {0})] and world.prepared == {}
-    world.check_quiet()
-
-
 def test_a_death_at_the_moment_of_a_move_is_a_failure():
     world = committed()
     world.look({1: GROWN})
@@ -198,22 +188,3 @@ def test_resizing_moves_groups_or_says_why_not():
     world.close()
     with pytest.raises(RuntimeError, match="closed"):
         world.runtime.resize(3, SOON)
-
-
-def test_resizing_ends_when_what_groups_have_left_is_given_back():
-    world = committed()
-    resizing = world.begin(lambda: world.runtime.resize(2, SOON))
-    world.look({2: SHRUNK})
-    assert world.settle_all(until="start_spares")
-    assert world.reported == [(SHRUNK, {2})] and not resizing.is_ready()
-    world.settle_all()
-    assert not resizing.is_alive
-
-
-def test_the_status_shows_who_shares():
-    world = committed()
-    world.look({1: SHRUNK})
-    assert world.settle_all(until="restore")
-    shown = str(world.runtime.status())
-    assert "host, shared with group 0" in shown
-    assert "group 1 moves: it is to share a node with others" in shown

@@ -17,14 +17,12 @@ from tests.support.counting_journal import CountingJournal
     ("arguments", "error", "message"),
     [
         ({"every": 0}, ValueError, "every must be a whole number of at least 1, not 0"),
-        ({"every": True}, TypeError, "every must be"),
         (
             {"share_after": -1},
             ValueError,
             "share_after must be a finite number of seconds of at least 0, or N",
         ),
         ({"share_after": float("inf")}, ValueError, "share_after must be"),
-        ({"share_after": True}, TypeError, "share_after must be"),
         ({"max_failures": 1.5, "spares": -1}, TypeError, "max_failures must be.*\nspares must be a whole"),
     ],
     ids=str,
@@ -48,9 +46,11 @@ def test_groups_that_cannot_recover(arguments, message):
 
 
 def add_step(journal, nbytes=0):
-    arrays = {0: np.zeros(nbytes, np.uint8)}
-    step = journal.add_step({0: StepRequest(0, 0, (), (), arrays)})
-    journal.answer(step, 0, StepReply({}))
+    """A step of two groups, which are sent the same array."""
+    request = StepRequest(0, 0, (), (), {0: np.zeros(nbytes, np.uint8)})
+    step = journal.add_step({0: request, 1: request})
+    for mpmd_idx in (0, 1):
+        journal.answer(step, mpmd_idx, StepReply({}))
 
 
 def commit(journal):
@@ -102,9 +102,7 @@ def processes(*nodes_of_groups):
     [
         ("a a a", [1, 2, 0]),
         ("a a b b", [2, 3, 0, 1]),
-        ("a b a b", [1, 2, 3, 0]),
         ("a b b b", [1, 0, 0, 0]),
-        ("aa aa", [2, 3, 0, 1]),
         ("ab ab", [3, 2, 1, 0]),
         ("aa b", [2, 2, 0]),
     ],

@@ -15,7 +15,6 @@ def hosts(*nodes, num_devices=1):
 @pytest.mark.parametrize(
     ("nodes", "shares_with", "guests", "expected"),
     [
-        ("abc", {}, [7], {7: 0}),
         ("abc", {}, [7, 8, 9, 10], {7: 0, 8: 1, 9: 2, 10: 0}),
         ("abc", {6: 0, 5: 1}, [7], {7: 2}),
         ("aab", {6: 0}, [7], {7: 2}),  # the node counts before the process

@@ -39,15 +39,6 @@ def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
     world.check_quiet()
 
 
-def test_groups_go_back_to_the_last_snapshot_and_run_the_steps_since():
-    world = World(Recovery(every=2))
-    run(world, 2)
-    world.kill(0)
-    world.settle_all()
-    assert world.named("restore") == [1] and world.reports[0].num_replayed == 1
-    world.check_quiet()
-
-
 def test_processes_that_keep_copies_are_told_of_each_committed_snapshot():
     world = World(Recovery(every=2))
     run(world, 3)

@@ -81,7 +81,6 @@ class Allocations:
     def __init__(self):
         self.placement_groups = {0, 1, 2}
         self.allocations = [Reservation(i, 0) for i in range(3)]
-        self.found = {}
         self.lost = set()
         self.is_short = False
         self.kept = None
@@ -99,7 +98,7 @@ class Allocations:
         return "lost" if allocation.placement_group in self.lost else "good"
 
     def find(self, mpmd_idx, infos, gone, check, waited):
-        return {mpmd_idx: self.found.get(mpmd_idx, self.allocations[mpmd_idx])}
+        return {mpmd_idx: self.allocations[mpmd_idx]}
 
     def request_spare(self, bundle):
         self.placement_groups.add(10)
@@ -129,12 +128,6 @@ def make(monkeypatch):
 
 def take_over(standing_by, *numbers):
     return standing_by.take_over(numbers, [], lambda: None)
-
-
-def test_a_process_that_has_died_is_started_where_it_was(make):
-    standing_by = make()
-    actor = take_over(standing_by, 1)[1]
-    assert (actor.number, actor.allocation) == (1, Reservation(1, 0))
 
 
 def test_a_spare_that_is_taken_while_spares_are_counted_hides_no_other_spare(make):

@@ -78,15 +78,6 @@ def test_of_another_error_nobody_is_blamed(start):
     assert not isinstance(caught.value, GroupDiedError)
 
 
-def test_actors_that_are_late_are_named_with_what_they_do_and_what_to_do(start):
-    with pytest.raises(RuntimeError) as caught:
-        start(Actor(), Actor(is_late=True), Actor(is_late=True), timeout=0.2)
-    title, first, second, advice = str(caught.value).splitlines()
-    assert title == "the actors of group 1, group 2 did not start within 0.2 s:"
-    assert (first, second) == ("  group 1: process 7 imports JAX", "  group 2: process 7 imports JAX")
-    assert "/tmp/ray/logs" in advice and "launch(timeout=...)" in advice
-
-
 def test_a_long_wait_is_said_once_before_it_ends(start, monkeypatch, capsys):
     monkeypatch.setattr(connect, "_QUIET_SECONDS", 0.1)
     with pytest.raises(RuntimeError):

@@ -12,11 +12,8 @@ from mpmd.ir.reshard import GroupShape
 @pytest.mark.parametrize(
     ("nodes", "num_groups", "cpus"),
     [
-        ([2], 2, 1),
         ([16, 16], 4, 1),
         ([2], 4, 0.5),
-        ([2], 3, 0.5),
-        ([1, 1], 3, 0.5),
         ([1], 3, 0.3333),
         ([0, 4], 8, 0.5),
         ([0.5], 1, 0.5),

@@ -7,12 +7,9 @@ import socket
 import threading
 import weakref
 
-import ml_dtypes
 import numpy as np
 import pytest
-import ray
 
-from cluster.protocol.packing import pack, unpack
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode
@@ -111,18 +108,7 @@ def driver(group):
     assert not group.thread.is_alive()
 
 
-@pytest.mark.parametrize("elements", [0, 1, 1000, 300_000])
-@pytest.mark.parametrize("dtype", ["float32", "bool", ml_dtypes.bfloat16])
-def test_arrays_come_back_as_they_were(driver, dtype, elements):
-    array = (np.arange(elements) % 3).astype(dtype).reshape(-1, 1)
-    array.flags.writeable = False
-    (packed,) = driver.ask("echo", pack(array))
-    back = unpack(packed)
-    assert (back.dtype, back.shape) == (array.dtype, array.shape)
-    np.testing.assert_array_equal(back, array)
-
-
-@pytest.mark.parametrize("make", [np.asfortranarray, lambda a: a[::2], lambda a: a.T[1:]])
+@pytest.mark.parametrize("make", [np.asfortranarray, lambda a: a[::2], lambda a: a.T[1:], lambda a: a[:0]])
 def test_arrays_of_any_layout_travel(driver, make):
     array = make(np.arange(400_000.0).reshape(400, 1000))
     (back,) = driver.ask("echo", array)
@@ -146,15 +132,6 @@ def test_requests_are_answered_in_order_and_no_caller_waits_for_the_network(grou
         number, (back,) = driver.reply()
         assert number == i
         np.testing.assert_array_equal(back, array)
-
-
-def test_what_a_method_raises_is_a_reply_with_its_traceback(driver):
-    reply = driver.ask("remember", np.ones(1), KeyError("missing"))
-    assert isinstance(reply, ray.exceptions.RayTaskError)
-    assert repr(reply.cause) == "KeyError('missing')"
-    assert "in remember" in str(reply)
-    assert "group 3" in str(reply)
-    assert driver.ask("echo", 1) == (1,)
 
 
 def test_errors_and_results_that_do_not_pickle_are_replied_as_text(driver):
@@ -187,13 +164,6 @@ def test_an_idle_group_keeps_nothing_of_the_last_request(group, driver, error):
         return group.seen[0]() is None
 
     await_that(is_gone)
-
-
-def test_both_ends_notice_the_end_of_the_connection(group, driver):
-    driver.client.end()
-    assert isinstance(driver.ends.get(timeout=SECONDS), EOFError | OSError)
-    group.thread.join(SECONDS)
-    assert not group.thread.is_alive()
 
 
 def test_a_request_that_breaks_off_ends_the_connection(group, driver, monkeypatch):

@@ -3,7 +3,6 @@
 import socket
 import threading
 
-import numpy as np
 import pytest
 
 from cluster.tcp.connection import Connection
@@ -24,19 +23,6 @@ def ends():
     writer.close()
     connection.close()
     other.close()
-
-
-def test_what_the_network_does_not_take_at_once_is_written_in_order(ends):
-    writer, other = ends
-    messages = [np.full(2**18, i, np.uint8) for i in range(8)]  # more than a socket holds
-    for message in messages:
-        writer.put([b"head", b"", memoryview(message)])
-    writer.put([])
-    writer.put([b"", b"end"])
-    for message in messages:
-        assert read(other, 4) == b"head"
-        assert read(other, message.nbytes) == message.tobytes()
-    assert read(other, 3) == b"end"
 
 
 def test_nothing_waits_for_a_connection_that_has_ended(ends):

@@ -33,15 +33,6 @@ def inbox():
     inbox.close()
 
 
-def test_headers_reach_the_listener_of_their_source(inbox):
-    received = []
-    inbox.add_listener(3, received.append)
-    header = (3).to_bytes(4, "little").ljust(HEADER_BYTES, b"x")
-    os.write(inbox.write_fd, header)
-    inbox.wait(0, lambda: bool(received))
-    assert received == [header]
-
-
 def test_a_message_has_arrived_when_its_header_was_written(inbox):
     written = {}
 
@@ -73,12 +64,6 @@ def test_aborting_a_step_drops_its_messages_and_no_others(inbox):
     with pytest.raises(StepAborted, match="group 1 failed"):
         inbox.take(MessageId(4, 1, 0, 0))
     assert inbox.take(MessageId(5, 1, 0, 0)) is other
-
-
-def test_an_abort_ends_a_wait(inbox):
-    threading.Timer(0.05, inbox.abort, (4, "group 1 failed")).start()
-    with pytest.raises(StepAborted, match="group 1 failed"):
-        inbox.take(MessageId(4, 1, 0, 0))
 
 
 def test_a_group_that_has_lost_a_peer_waits_for_the_reason(inbox, monkeypatch):

@@ -2,12 +2,10 @@
 
 import jax
 import numpy as np
-import pytest
 
 from cluster.protocol.packing import pack
 from cluster.transports.inbox import ProcessInbox
 from cluster.transports.object_store import ObjectStoreTransport
-from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
 
 
@@ -24,12 +22,3 @@ def test_received_arrays_do_not_alias_the_object_store():
     array = jax.device_put(value, sharding)
     buffer[:] = 7
     assert float(array.max()) == 0
-
-
-def test_an_aborted_receive_says_why():
-    message = MessageId(step=3, src=1, dst=0, tag=0)
-    inbox = ProcessInbox()
-    inbox.abort(3, "group 1 died")
-    ObjectStoreTransport(inbox).deliver(message, [])
-    with pytest.raises(StepAborted, match="group 1 died"):
-        inbox.take(message)

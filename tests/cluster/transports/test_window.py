@@ -13,14 +13,6 @@ def test_a_sender_may_be_one_step_ahead():
     assert window.required(13) == 3
 
 
-def test_asking_again_changes_nothing():
-    window = SendWindow()
-    for step in (1, 2):
-        assert window.required(step) == 0
-        window.count_sent()
-    assert [window.required(3), window.required(3)] == [1, 1]
-
-
 def test_a_receipt_is_due_when_all_messages_of_earlier_steps_were_taken():
     receipts = ReceiptWindow()
     assert [receipts.count_arrived(4), receipts.count_arrived(4)] == [0, None]
@@ -46,12 +38,3 @@ def test_receipts_open_the_window_in_time_and_are_few():
         known = max([known, *found])
         num_receipts += len(found)
     assert num_receipts <= 20
-
-
-def test_a_step_in_which_nothing_was_sent_does_not_count():
-    """Such as one that was aborted while the sender waited."""
-    window = SendWindow()
-    for step in range(2):
-        window.required(step)
-        window.count_sent()
-    assert [window.required(2), window.required(3)] == [1, 1]

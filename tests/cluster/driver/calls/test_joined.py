@@ -11,15 +11,6 @@ from cluster.driver.calls.joined import joined
 from mpmd.errors import StepAborted
 
 
-def test_the_results_are_combined_in_the_order_of_the_futures_when_all_are_there():
-    futures = [Future() for _ in range(2)]
-    whole = joined(futures, list)
-    futures[1].set_result("b")
-    assert not whole.done()
-    futures[0].set_result("a")
-    assert whole.result() == ["a", "b"]
-
-
 def test_the_first_error_of_its_own_is_that_of_the_whole():
     futures = [Future() for _ in range(4)]
     whole = joined(futures, list)

@@ -16,14 +16,6 @@ def pending():
     return PendingCalls()
 
 
-def test_replies_settle_futures_in_any_order(pending):
-    first, second = pending.add([ZERO, ONE], step=7)
-    pending.succeed(second, "b")
-    assert not first.future.done()
-    pending.succeed(first, "a")
-    assert (first.future.result(), second.future.result()) == ("a", "b")
-
-
 def test_the_first_failure_of_a_step_aborts_it_once(pending):
     zero, one, two = pending.add([ZERO, ONE, TWO], step=7)
     (failed,) = pending.fail(one, FAILED)
@@ -49,20 +41,6 @@ def test_a_step_is_half_answered_where_one_process_of_a_group_still_runs_it(pend
     assert pending.half_answered(7) == []
 
 
-def test_a_failed_step_leaves_the_others_alone(pending):
-    (failed,) = pending.add([ONE], step=7)
-    (other,) = pending.add([ZERO], step=8)
-    pending.fail(failed, FAILED)
-    pending.succeed(other, "fine")
-    assert other.future.result() == "fine"
-
-
-def test_a_failed_call_outside_steps_aborts_nothing(pending):
-    (call,) = pending.add([ONE])
-    assert pending.fail(call, FAILED) == []
-    assert call.future.exception() is FAILED
-
-
 def test_a_death_ends_all_steps_the_group_has_a_part_in(pending):
     zero, one = pending.add([ZERO, ONE], step=7)
     (other,) = pending.add([ZERO], step=8)
@@ -77,25 +55,6 @@ def test_a_death_ends_all_steps_the_group_has_a_part_in(pending):
     assert not other.future.done()
     pending.succeed(zero, "too late")
     assert pending.fail(zero, StepAborted("too late")) == []
-
-
-def test_calls_on_dead_groups_are_refused(pending):
-    pending.mark_dead(1, DIED)
-    with pytest.raises(GroupDiedError, match="group 1 died"):
-        pending.add([ZERO, ONE], step=7)
-    (call,) = pending.add([ZERO], step=7)
-    pending.succeed(call, None)
-
-
-def test_close_fails_everything_now_and_later(pending):
-    calls = [*pending.add([ZERO, ONE], step=7), *pending.add([ONE])]
-    pending.close(RuntimeError("closed"))
-    pending.close(RuntimeError("closed twice"))
-    for call in calls:
-        assert str(call.future.exception()) == "closed"
-        pending.succeed(call, "too late")
-    with pytest.raises(RuntimeError, match="closed"):
-        pending.add([ZERO])
 
 
 def test_futures_cannot_be_cancelled(pending):

@@ -3,8 +3,6 @@
 import pytest
 from ray import exceptions
 
-from cluster.driver.calls.liveness import UNRESPONSIVE_SECONDS, Liveness, TimeLimits
-from cluster.driver.calls.pending_calls import PendingCalls
 from cluster.driver.calls.post_mortem import death_report, translate
 from cluster.protocol.process_info import ProcessInfo
 from tests.support.processes import endpoints
@@ -70,14 +68,3 @@ def test_a_lack_of_memory_is_said():
         "group 0 died: Ray has killed its process, because the memory of the node ran out "
         "(30.50GB / 32.00GB (0.953))."
     )
-
-
-def test_a_process_that_does_not_answer_is_named_with_its_place():
-    pending = PendingCalls()
-    pending.add(endpoints([1, 1]))
-    places = ["node 10.0.0.1, pid 12", "node 10.0.0.2, pid 5"]
-    liveness = Liveness(endpoints([1, 1]), TimeLimits(), pending, places)
-    assert liveness.pings(100.0) == [0, 1]
-    liveness.mark_answered(0, None, 100.0)
-    (error,) = liveness.deaths(100.0 + UNRESPONSIVE_SECONDS)
-    assert str(error).endswith("has not answered for 60 s (node 10.0.0.2, pid 5)")
