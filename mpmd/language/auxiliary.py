@@ -16,7 +16,7 @@ from mpmd.language.operations import Op, is_op
 from mpmd.language.reduce import Concat
 from mpmd.sharding import explicit_sharding, for_each_dimension, to_sharding
 from mpmd.util.tables import first_few
-from mpmd.util.tree import broadcast_prefix
+from mpmd.util.tree import broadcast_prefix, named_leaves
 
 
 def weighted(tree: Any, weight: jax.Array | None) -> Any:
@@ -71,8 +71,8 @@ class AuxRules:
     _treedef: Any = None
 
     def find(self, aux: Any) -> None:
-        with_paths, self._treedef = jax.tree_util.tree_flatten_with_path(aux)
-        leaves = [jax.typeof(leaf) for _, leaf in with_paths]
+        named, self._treedef = named_leaves("aux", aux), jax.tree.structure(aux)
+        leaves = [jax.typeof(leaf) for _, leaf in named]
         try:
             ops = broadcast_prefix(self.aux_reduction, aux, lambda x: x is None or is_op(x))
         except ValueError as error:
@@ -87,13 +87,13 @@ class AuxRules:
             whole = jax.tree.leaves(jax.eval_shape(self.of_batch))
         rules: list[_AuxRule] = []
         faults: list[str] = []
-        for (path, _), leaf, of_whole, op in zip(with_paths, leaves, whole, ops, strict=True):
+        for (path, _), leaf, of_whole, op in zip(named, leaves, whole, ops, strict=True):
             rule = _AuxRule(op) if op is not None else _default_rule(leaf, of_whole, self.size, self.reduced)
             if rule is not None:
                 rules.append(rule)
             else:
                 faults.append(
-                    f"aux{jax.tree_util.keystr(path)} is {leaf.dtype}{list(leaf.shape)} of a microbatch and "
+                    f"{path} is {leaf.dtype}{list(leaf.shape)} of a microbatch and "
                     f"{of_whole.dtype}{list(of_whole.shape)} of the batch"
                 )
         if faults:
