@@ -63,7 +63,7 @@ class CallSignature:
         kinds = {parameter.kind for parameter in parameters}
         names = tuple(parameter.name for parameter in parameters if parameter.kind in _BY_POSITION)
         by_name = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
-        faults = []
+        faults: list[str] = []
 
         def checked(what: str, argnums: Any, argnames: Any) -> NamedArguments:
             argnums, argnames = listed(argnums), listed(argnames)
