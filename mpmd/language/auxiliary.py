@@ -114,10 +114,14 @@ class AuxRules:
         return jax.tree.unflatten(self._treedef, leaves)
 
 
-def returning_a_pair(fun: Callable[..., Any]) -> Callable[..., Any]:
+def with_aux(fun: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """The function as one that returns a value and auxiliary output, which is empty without ``has_aux``."""
+
     @functools.wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Any:
         result = fun(*args, **kwargs)
+        if not has_aux:
+            return result, ()
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(
                 "with has_aux, the function returns a pair, the value and the auxiliary output, not "
