@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -94,8 +94,8 @@ class CallSignature:
         donated, donated_names = self._meant(self.donated, args, kwargs)
         if both := [*sorted(static & donated), *sorted(static_names & donated_names)]:
             raise ValueError(f"the arguments {both} are both static and donated")
-        by_name = [(name, kwargs[name]) for name in sorted(kwargs) if name in static_names]
-        static_arguments = (*((i, args[i]) for i in sorted(static)), *by_name)
+        static_arguments: list[tuple[int | str, Any]] = [(i, args[i]) for i in sorted(static)]
+        static_arguments += [(name, kwargs[name]) for name in sorted(kwargs) if name in static_names]
         _check_hashable(static_arguments)
         traced = [i for i in range(len(args)) if i not in static]
         traced_args = tuple(args[i] for i in traced)
@@ -106,7 +106,7 @@ class CallSignature:
         )
         leaves, treedef = jax.tree.flatten((traced_args, traced_kwargs))
         return Call(
-            static=static_arguments,
+            static=tuple(static_arguments),
             num_args=len(args),
             treedef=treedef,
             leaves=tuple(leaves),
@@ -144,7 +144,7 @@ def _describe_all(leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> tup
         raise TypeError("\n".join(filter(None, faults))) from None
 
 
-def _check_hashable(static: tuple[tuple[int | str, Any], ...]) -> None:
+def _check_hashable(static: Sequence[tuple[int | str, Any]]) -> None:
     for where, value in static:
         try:
             hash(value)
