@@ -26,24 +26,18 @@ class Call:
     """The arguments of one call, flattened; static ones set apart.
 
     Attributes:
-      static_args: the static arguments that were passed by position, each with its position.
-      static_kwargs: the static arguments that were passed by name, each with its name.
+      static: the static arguments, each with its position, or with its name where it was passed by name.
       num_args: the number of positional arguments, static ones included.
       treedef: of the pair of the other arguments, a tuple and a dict.
       leaves, avals, donated: for each leaf: value, shape and dtype, and whether the caller gives it up.
     """
 
-    static_args: tuple[tuple[int, Any], ...]
-    static_kwargs: tuple[tuple[str, Any], ...]
+    static: tuple[tuple[int | str, Any], ...]
     num_args: int
     treedef: Any
     leaves: tuple[Any, ...]
     avals: tuple[jax.ShapeDtypeStruct, ...]
     donated: tuple[bool, ...]
-
-    @property
-    def static(self) -> tuple[tuple[int | str, Any], ...]:
-        return (*self.static_args, *self.static_kwargs)
 
     @functools.cached_property
     def paths(self) -> tuple[str, ...]:
@@ -88,8 +82,8 @@ class Call:
     def function(self, fun: Callable) -> Callable:
         if not self.static:
             return fun
-        static = dict(self.static_args)
-        named = dict(self.static_kwargs)
+        static = dict(self.static)
+        named = {name: value for name, value in static.items() if isinstance(name, str)}
 
         def bound(*args, **kwargs):
             remaining = iter(args)

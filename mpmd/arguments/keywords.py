@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mpmd.validation import Fault, is_int, names_faults, positions_faults
+from mpmd.validation import Fault, names_faults, positions_faults
 
 _INSTEAD = {
     "keep_unused": "leaves that the step does not read are never sent, and a donated one is still given up",
@@ -50,11 +50,3 @@ def argument_faults(**parameters: Any) -> Iterator[Fault | None]:
     for name, value in parameters.items():
         if value is not None:
             yield from positions_faults(name, value) if name.endswith("nums") else names_faults(name, value)
-
-
-def positions(numbers: int | Iterable[int] | None) -> tuple[int, ...]:
-    return () if numbers is None else (numbers,) if is_int(numbers) else tuple(numbers)  # type: ignore[return-value, arg-type]
-
-
-def names(argnames: str | Iterable[str] | None) -> tuple[str, ...]:
-    return () if argnames is None else (argnames,) if isinstance(argnames, str) else tuple(argnames)

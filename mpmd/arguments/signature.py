@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,9 +13,23 @@ from mpmd.arguments.call import Call
 from mpmd.arguments.leaves import describe, fault_of
 from mpmd.util.tracers import check_untraced
 from mpmd.util.tree import argument_paths, broadcast_prefix
+from mpmd.validation import is_int
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class NamedArguments(NamedTuple):
+    """Arguments as ``jax.jit`` names them.
+
+    Attributes:
+      argnums: positions. Negative ones count from the last positional parameter that a call gives, by
+        position or by name.
+      argnames: names of such arguments that are passed by name.
+    """
+
+    argnums: tuple[int, ...]
+    argnames: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,27 +38,24 @@ class CallSignature:
 
     Attributes:
       names: of the positional parameters, which may also be passed by name.
-      static_argnums, donate_argnums: positions. Negative ones count from the last positional parameter that a
-        call gives, by position or by name.
-      static_argnames, donate_argnames: names of such arguments that are passed by name.
     """
 
     names: tuple[str, ...]
-    static_argnums: tuple[int, ...]
-    static_argnames: tuple[str, ...]
-    donate_argnums: tuple[int, ...]
-    donate_argnames: tuple[str, ...] = ()
+    static: NamedArguments
+    donated: NamedArguments
 
     @classmethod
     def of(
         cls,
         fun: Callable,
-        static_argnums: tuple[int, ...] = (),
-        static_argnames: tuple[str, ...] = (),
-        donate_argnums: tuple[int, ...] = (),
-        donate_argnames: tuple[str, ...] = (),
+        static_argnums: int | Iterable[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
+        donate_argnums: int | Iterable[int] | None = None,
+        donate_argnames: str | Iterable[str] | None = None,
     ) -> CallSignature:
-        """An argument that is named by position may be passed by name, and the other way round.
+        """The signature of a function.
+
+        An argument that is named by position may be passed by name, and the other way round.
 
         Raises: ``ValueError`` for positions and names that ``fun`` does not have.
         """
@@ -52,28 +63,26 @@ class CallSignature:
         kinds = {parameter.kind for parameter in parameters}
         names = tuple(parameter.name for parameter in parameters if parameter.kind in _BY_POSITION)
         by_name = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
-        faults = []
-        for what, positions in (("static_argnums", static_argnums), ("donate_argnums", donate_argnums)):
-            wrong = [i for i in positions if not -len(names) <= i < len(names)]
+        faults: list[str] = []
+
+        def checked(what: str, argnums: Any, argnames: Any) -> NamedArguments:
+            argnums, argnames = listed(argnums), listed(argnames)
+            wrong = [i for i in argnums if not -len(names) <= i < len(names)]
             if wrong and inspect.Parameter.VAR_POSITIONAL not in kinds:
-                faults.append(f"{what} has {wrong}, but the step takes {len(names)} positional arguments")
-        for what, argnames in (("static_argnames", static_argnames), ("donate_argnames", donate_argnames)):
+                faults.append(
+                    f"{what}_argnums has {wrong}, but the step takes {len(names)} positional arguments"
+                )
             unknown = [name for name in argnames if name not in by_name]
             if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
-                faults.append(f"{what} has {unknown}, but the step's arguments are {by_name}")
+                faults.append(f"{what}_argnames has {unknown}, but the step's arguments are {by_name}")
+            positions = (names.index(name) for name in argnames if name in names)
+            return NamedArguments((*argnums, *positions), argnames)
+
+        static = checked("static", static_argnums, static_argnames)
+        donated = checked("donate", donate_argnums, donate_argnames)
         if faults:
             raise ValueError("\n".join(faults))
-
-        def with_positions(argnums: tuple[int, ...], argnames: tuple[str, ...]) -> tuple[int, ...]:
-            return (*argnums, *(names.index(name) for name in argnames if name in names))
-
-        return cls(
-            names=names,
-            static_argnums=with_positions(static_argnums, static_argnames),
-            static_argnames=static_argnames,
-            donate_argnums=with_positions(donate_argnums, donate_argnames),
-            donate_argnames=donate_argnames,
-        )
+        return cls(names, static, donated)
 
     def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> Call:
         """Flattens a call's arguments.
@@ -81,15 +90,13 @@ class CallSignature:
         Raises: ``TypeError`` for a leaf that is no array, ``ValueError`` for a static argument that is not
           hashable.
         """
-        static, static_names = self._meant(self.static_argnums, args, kwargs)
-        static_names.update(self.static_argnames)
-        donated, donated_names = self._meant(self.donate_argnums, args, kwargs)
-        donated_names.update(name for name in self.donate_argnames if name in kwargs)
+        static, static_names = self._meant(self.static, args, kwargs)
+        donated, donated_names = self._meant(self.donated, args, kwargs)
         if both := [*sorted(static & donated), *sorted(static_names & donated_names)]:
             raise ValueError(f"the arguments {both} are both static and donated")
-        static_args = tuple((i, args[i]) for i in sorted(static))
-        static_kwargs = tuple((name, kwargs[name]) for name in sorted(kwargs) if name in static_names)
-        _check_hashable((*static_args, *static_kwargs))
+        static_arguments: list[tuple[int | str, Any]] = [(i, args[i]) for i in sorted(static)]
+        static_arguments += [(name, kwargs[name]) for name in sorted(kwargs) if name in static_names]
+        _check_hashable(static_arguments)
         traced = [i for i in range(len(args)) if i not in static]
         traced_args = tuple(args[i] for i in traced)
         traced_kwargs = {name: value for name, value in kwargs.items() if name not in static_names}
@@ -99,8 +106,7 @@ class CallSignature:
         )
         leaves, treedef = jax.tree.flatten((traced_args, traced_kwargs))
         return Call(
-            static_args=static_args,
-            static_kwargs=static_kwargs,
+            static=tuple(static_arguments),
             num_args=len(args),
             treedef=treedef,
             leaves=tuple(leaves),
@@ -111,12 +117,20 @@ class CallSignature:
         )
 
     def _meant(
-        self, argnums: tuple[int, ...], args: tuple, kwargs: Mapping[str, Any]
+        self, arguments: NamedArguments, args: tuple, kwargs: Mapping[str, Any]
     ) -> tuple[set[int], set[str]]:
         num_positional = len(args) + sum(name in kwargs for name in self.names)
-        from_start = {i if i >= 0 else i + num_positional for i in argnums}
+        from_start = {i if i >= 0 else i + num_positional for i in arguments.argnums}
         by_position = {i for i in from_start if 0 <= i < len(args)}
-        return by_position, {self.names[i] for i in from_start if len(args) <= i < len(self.names)}
+        by_name = {self.names[i] for i in from_start if len(args) <= i < len(self.names)}
+        return by_position, by_name | {name for name in arguments.argnames if name in kwargs}
+
+
+def listed(arguments: Any) -> tuple[Any, ...]:
+    """Positions or names of arguments, of which ``jax.jit`` takes a single one, too, and ``None``."""
+    if arguments is None:
+        return ()
+    return (arguments,) if isinstance(arguments, str) or is_int(arguments) else tuple(arguments)
 
 
 def _describe_all(leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -130,7 +144,7 @@ def _describe_all(leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> tup
         raise TypeError("\n".join(filter(None, faults))) from None
 
 
-def _check_hashable(static: tuple[tuple[int | str, Any], ...]) -> None:
+def _check_hashable(static: Sequence[tuple[int | str, Any]]) -> None:
     for where, value in static:
         try:
             hash(value)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -13,22 +14,29 @@ from mpmd.errors import CompileError
 from mpmd.ir.plan import Spec
 from mpmd.sharding import WITHOUT_PARTIAL_SUMS, to_spec
 from mpmd.util.tables import first_few
-from mpmd.util.tree import broadcast_prefix, paths
+from mpmd.util.tree import broadcast_prefix, named_leaves, paths
 from mpmd.validation import shown
 
 
+class GroupAxes(NamedTuple):
+    """The names that specs may have.
+
+    Attributes:
+      names: the axes of every group's submesh.
+      mpmd_axis_name: the axis along which the groups are, if any, which no spec may name.
+    """
+
+    names: Sequence[str]
+    mpmd_axis_name: str | None = None
+
+
 def input_specs(
-    in_specs: Any,
-    call: Call,
-    axis_names: Sequence[str],
-    mpmd_axis_name: str | None,
-    of_keywords: Mapping[str, Any] | None,
+    in_specs: Any, call: Call, axes: GroupAxes, of_keywords: Mapping[str, Any] | None
 ) -> list[Spec | None]:
     """The spec of each argument leaf of a call; ``None`` where none is given.
 
     Args:
       in_specs: a pytree prefix of the positional arguments that are not static.
-      axis_names: the axes of every group's submesh.
       of_keywords: for arguments that are passed by name, a pytree prefix of each.
 
     Raises: ``CompileError`` that names every leaf whose spec does not fit it, whatever the sizes of the axes,
@@ -46,37 +54,20 @@ def input_specs(
     prefix = tuple(in_specs) if isinstance(in_specs, list) else in_specs
     specs = _flatten_specs(prefix, args, "in_shardings")
     specs += _flatten_specs({name: named.get(name) for name in kwargs}, kwargs, "kwarg_shardings")
-    return _check_specs(
-        what="in_shardings",
-        leaf_paths=call.paths,
-        avals=call.avals,
-        specs=specs,
-        axis_names=axis_names,
-        mpmd_axis_name=mpmd_axis_name,
-    )
+    return _checked("in_shardings", call.paths, call.avals, specs, axes)
 
 
-def output_specs(
-    out_specs: Any, out_shape: Any, axis_names: Sequence[str], mpmd_axis_name: str | None
-) -> list[Spec | None]:
+def output_specs(out_specs: Any, out_shape: Any, axes: GroupAxes) -> list[Spec | None]:
     """The spec of each result leaf; ``None`` where the user leaves it open.
 
     Args:
       out_specs: a pytree prefix of the result.
       out_shape: the result's shapes and dtypes.
-      axis_names: the axes of every group's submesh.
 
     Raises: ``CompileError`` that names every leaf whose spec does not fit it, whatever the sizes of the axes.
     """
     specs = _flatten_specs(out_specs, out_shape, "out_shardings")
-    return _check_specs(
-        what="out_shardings",
-        leaf_paths=paths(out_shape),
-        avals=jax.tree.leaves(out_shape),
-        specs=specs,
-        axis_names=axis_names,
-        mpmd_axis_name=mpmd_axis_name,
-    )
+    return _checked("out_shardings", paths(out_shape), jax.tree.leaves(out_shape), specs, axes)
 
 
 def _is_spec(x: Any) -> bool:
@@ -107,55 +98,45 @@ def _flatten_specs(specs: Any, tree: Any, what: str) -> list[PartitionSpec | Non
     try:
         leaves = broadcast_prefix(specs, tree, _is_spec)
     except ValueError as error:
-        pairs = jax.tree_util.tree_leaves_with_path(specs, is_leaf=_is_spec)
-        if tuple(jax.tree_util.keystr(path) for path, _ in pairs) == paths(tree):
-            return [_spec_of(leaf) for _, leaf in pairs]
-        reason = " ".join(str(error).split()).replace("tree_map tree", what)
-        raise CompileError(f"{what} is not a pytree prefix of what it describes: {reason}") from error
-    return list(map(_spec_of, leaves))
+        pairs = named_leaves("", specs, _is_spec)
+        if tuple(path for path, _ in pairs) != paths(tree):
+            reason = " ".join(str(error).split()).replace("tree_map tree", what)
+            raise CompileError(f"{what} is not a pytree prefix of what it describes: {reason}") from error
+        leaves = [leaf for _, leaf in pairs]
+    return [leaf.spec if isinstance(leaf, NamedSharding) else leaf for leaf in leaves]
 
 
-def _spec_of(leaf: PartitionSpec | NamedSharding | None) -> PartitionSpec | None:
-    return leaf.spec if isinstance(leaf, NamedSharding) else leaf
-
-
-def _check_specs(
+def _checked(
     what: str,
     leaf_paths: Sequence[str],
     avals: Sequence[Any],
     specs: Sequence[PartitionSpec | None],
-    axis_names: Sequence[str],
-    mpmd_axis_name: str | None,
+    axes: GroupAxes,
 ) -> list[Spec | None]:
-    faults = []
-    for path, aval, spec in zip(leaf_paths, avals, specs, strict=True):
-        checked = PartitionSpec() if spec is None else spec  # one with unreduced axes alone is false
-        for fault in _spec_faults(aval.shape, checked, axis_names, mpmd_axis_name):
-            faults.append(f"{what}: {path} with shape {tuple(aval.shape)} has the spec {spec}, {fault}")
+    faults = [
+        f"{what}: {path} with shape {tuple(aval.shape)} has the spec {spec}, {fault}"
+        for path, aval, spec in zip(leaf_paths, avals, specs, strict=True)
+        if spec is not None
+        for fault in _spec_faults(aval.shape, spec, axes)
+    ]
     if faults:
         raise CompileError(faults)
     return [None if spec is None else to_spec(spec) for spec in specs]
 
 
-def _spec_faults(
-    shape: tuple[int, ...], spec: PartitionSpec, axis_names: Sequence[str], mpmd_axis_name: str | None
-) -> list[str]:
+def _spec_faults(shape: tuple[int, ...], spec: PartitionSpec, axes: GroupAxes) -> Iterator[str]:
     if spec.unreduced or spec.reduced:
-        return [WITHOUT_PARTIAL_SUMS]
-    if len(to_spec(spec)) > len(shape):
-        return [f"which has more entries than the {len(shape)} dimensions"]
-    faults = []
-    for entry in to_spec(spec):
-        axes = [axis for axis in (entry if isinstance(entry, tuple) else (entry,)) if axis is not None]
-        for axis in axes:
-            if axis == mpmd_axis_name:
-                faults.append(
+        yield WITHOUT_PARTIAL_SUMS
+    elif len(to_spec(spec)) > len(shape):
+        yield f"which has more entries than the {len(shape)} dimensions"
+    else:
+        entries = (entry if isinstance(entry, tuple) else (entry,) for entry in to_spec(spec))
+        for axis in filter(None, itertools.chain(*entries)):
+            if axis == axes.mpmd_axis_name:
+                yield (
                     f"which names the axis {axis!r} along which the groups are; leave it out, as a value "
                     "lives on the groups of the stages that use it"
                 )
-            elif axis not in axis_names:
-                names = ", ".join(name for name in axis_names if name != mpmd_axis_name) or "none"
-                faults.append(
-                    f"which names the axis {axis!r}, but no group has it; the axes of a group are: {names}"
-                )
-    return faults
+            elif axis not in axes.names:
+                names = ", ".join(name for name in axes.names if name != axes.mpmd_axis_name) or "none"
+                yield f"which names the axis {axis!r}, but no group has it; the axes of a group are: {names}"

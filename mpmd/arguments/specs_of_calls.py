@@ -10,7 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from mpmd.arguments.call import Call
-from mpmd.arguments.specs import input_specs
+from mpmd.arguments.specs import GroupAxes, input_specs
 from mpmd.arrays.array import MpmdArray
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import num_shards
@@ -40,8 +40,7 @@ class SpecsOfCalls:
         self._in_specs = in_specs
         self._of_keywords = of_keywords
         self._is_open = in_specs is None and not of_keywords
-        self._axis_names = submeshes[0].axis_names
-        self._mpmd_axis_name = mpmd_axis_name
+        self.axes = GroupAxes(submeshes[0].axis_names, mpmd_axis_name)
         self._sizes = [dict(submesh.shape) for submesh in submeshes]
         self._can_shard = any(submesh.size > 1 for submesh in submeshes)
         self._explicit: dict[Any, tuple[Spec | None, ...]] = {}
@@ -67,9 +66,7 @@ class SpecsOfCalls:
             return (None,) * len(call.leaves)
         specs_of_leaves = self._explicit.get(call.key)
         if specs_of_leaves is None:
-            specs = input_specs(
-                self._in_specs, call, self._axis_names, self._mpmd_axis_name, self._of_keywords
-            )
+            specs = input_specs(self._in_specs, call, self.axes, self._of_keywords)
             specs_of_leaves = self._explicit[call.key] = tuple(specs)
         return specs_of_leaves
 
@@ -88,6 +85,6 @@ class SpecsOfCalls:
 
     def _of_groups(self, entry: Any) -> tuple[str, ...] | str | None:
         if not isinstance(entry, tuple):
-            return entry if entry in self._axis_names and entry != self._mpmd_axis_name else None
+            return entry if entry in self.axes.names and entry != self.axes.mpmd_axis_name else None
         known = tuple(axis for axis in entry if self._of_groups(axis))
         return known or None

@@ -63,9 +63,8 @@ class Accounts:
     def of(cls, measured: Measured) -> Self:
         ideal, links = ideal_of(measured), links_of(measured)
         entries = tuple(
-            _entry(measured, links[operation], ideal.durations[operation], group, operation)
-            for group in measured.groups
-            for operation in measured.operations(group)
+            _entry(measured, link, ideal.durations[operation], operation)
+            for operation, link in enumerate(links)
         )
         accounts = [Account()] * len(entries)
         for operation in parents_first(links):
@@ -74,13 +73,11 @@ class Accounts:
         return cls(measured, ideal, links, entries, tuple(accounts))
 
 
-def _entry(measured: Measured, link: ParentLink, equal: int, group: int, operation: int) -> Account:
+def _entry(measured: Measured, link: ParentLink, equal: int, operation: int) -> Account:
     median = int(measured.workload.durations[operation])
     is_outside = isinstance(measured.workload.tasks[operation], OutsideTask)
-    is_first = link.parent < 0
-    received = min(measured.received[group], link.start)
     # By clocks that are wrong, a message can be taken in before its sender had ended.
-    early = 0 if is_first else link.start - measured.end(link.parent)
+    early = 0 if link.parent < 0 else link.start - measured.end(link.parent)
     return Account(
         work=equal,
         imbalance=0 if is_outside else median - equal,
@@ -88,6 +85,6 @@ def _entry(measured: Measured, link: ParentLink, equal: int, group: int, operati
         jitter=measured.durations[operation] - median,
         message=link.message + early,
         handling=link.handling,
-        late_begin=link.start - received if is_first else 0,
-        driver=received if is_first else 0,
+        late_begin=link.late_begin,
+        driver=link.driver,
     )

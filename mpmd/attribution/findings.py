@@ -10,14 +10,7 @@ from collections.abc import Iterator, Mapping
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.model import StepModel
 from mpmd.attribution.scenarios import Scenario, like_others, median_of_others, twice_as_fast
-from mpmd.attribution.texts import (
-    equal_stages_text,
-    less_text,
-    processor_text,
-    task_text,
-    time_text,
-    types_text,
-)
+from mpmd.attribution.texts import less_text, processor_text, task_text, time_text, types_text
 from mpmd.ir.plan import Cell, Edge
 
 LEAST_SHARE = 0.001
@@ -67,7 +60,7 @@ def findings_of(model: StepModel, scenarios: tuple[Scenario, ...]) -> tuple[Find
 
 
 _Sentence = tuple[str, int]
-"""A sentence, and the operation of ``Finding``."""
+"""A sentence up to the words "the step would take", and the operation of ``Finding``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +86,9 @@ class _FindingWriter:
         for scenario in self.scenarios.values():
             share = scenario.saves / whole
             if share >= LEAST_SHARE and (write := writers.get(scenario.cause)):
-                sentence, operation = write(less_text(share))
-                yield Finding(sentence, scenario.cause, scenario.saves, share, operation)
+                sentence, operation = write()
+                text = f"{sentence} the step would take {less_text(share)}"
+                yield Finding(text, scenario.cause, scenario.saves, share, operation)
         yield from self._links(whole)
 
     def schedule(self) -> Iterator[Finding]:
@@ -108,7 +102,7 @@ class _FindingWriter:
             )
             yield Finding(text, "fill", 0, 0.0)
 
-    def _imbalance(self, less: str) -> _Sentence:
+    def _imbalance(self) -> _Sentence:
         loads = loads_of(self.attribution)
         group = max(loads, key=loads.__getitem__)
         factor = loads[group] / statistics.fmean(loads.values())
@@ -118,7 +112,7 @@ class _FindingWriter:
             why = processor_text(self.attribution.measured, operation)
             note = f" ({why})" if why else ""
             text += f", and {slowest} takes {slowness:.1f} times the mean of all stages{note}"
-        return f"{text}; {equal_stages_text(less)}", operation
+        return f"{text}; with equal stages", operation
 
     def _slowest_type(self, group: int) -> tuple[str, float, int]:
         """Returns the type of task that most exceeds the mean of its kind, the factor, and one such task."""
@@ -133,48 +127,43 @@ class _FindingWriter:
                     slowest = types_text(self.attribution.measured, task)
         return slowest, most, example
 
-    def _jitter(self, less: str) -> _Sentence:
+    def _jitter(self) -> _Sentence:
         measured, operation = self.attribution.measured, self._worst("jitter")
         if operation < 0:
-            text = f"tasks take longer at some times than at others; without that the step would take {less}"
-            return text, -1
+            return "tasks take longer at some times than at others; without that", -1
         duration = measured.durations[operation]
         factor = duration / (measured.workload.durations[operation] or 1)
         where = task_text(measured, operation)
         why = processor_text(measured, operation)
         note = f"; {why}" if why else ""
-        text = (
-            f"{where} took {factor:.1f} times its median ({time_text(duration)}{note}); without such tasks "
-            f"the step would take {less}"
-        )
-        return text, operation
+        took = f"{where} took {factor:.1f} times its median ({time_text(duration)}{note})"
+        return f"{took}; without such tasks", operation
 
-    def _handling(self, less: str) -> _Sentence:
+    def _handling(self) -> _Sentence:
         idle = sum(map(self.attribution.measured.idle, self._groups))
         between = self.attribution.total.handling / (idle or 1)
         text = (
             f"{between:.0%} of the idle time is between tasks: executables are called, messages taken in and "
-            f"handed over; without it the step would take {less}"
+            "handed over; without it"
         )
         return text, self._worst("handling")
 
-    def _outside(self, less: str) -> _Sentence:
+    def _outside(self) -> _Sentence:
         measured, operation = self.attribution.measured, self._worst("outside")
         where = f", most of all by {task_text(measured, operation)}" if operation >= 0 else ""
-        text = f"groups wait for work outside the loops{where}; divided evenly the step would take {less}"
-        return text, operation
+        return f"groups wait for work outside the loops{where}; divided evenly", operation
 
-    def _late_begin(self, less: str) -> _Sentence:
+    def _late_begin(self) -> _Sentence:
         measured = self.attribution.measured
         late = {group: measured.began(group) - measured.received[group] for group in self._groups}
         group = max(late, key=late.__getitem__)
         text = (
             f"group {group} had the step's arguments {time_text(late[group])} after its request; if all had "
-            f"them at once the step would take {less}"
+            "them at once"
         )
         return text, next(measured.tasks(group), -1)
 
-    def _driver(self, less: str) -> _Sentence:
+    def _driver(self) -> _Sentence:
         measured = self.attribution.measured
         received = {group: measured.received[group] for group in self._groups if any(measured.tasks(group))}
         last = max(received, key=received.__getitem__)
@@ -184,9 +173,9 @@ class _FindingWriter:
         text = f"requests reached the groups {span} after the call, group {last} last"
         if reply:
             text += f", and all replies were there {time_text(reply)} after the last was sent"
-        return f"{text}; without that the step would take {less}", next(measured.tasks(last), -1)
+        return f"{text}; without that", next(measured.tasks(last), -1)
 
-    def _cores(self, less: str) -> _Sentence:
+    def _cores(self) -> _Sentence:
         measured, model = self.attribution.measured, self.model
         tasks = [task for group in self._groups for task in measured.tasks(group)]
         groups = sum(any(measured.tasks(group)) for group in self._groups)
@@ -194,8 +183,7 @@ class _FindingWriter:
         factor = sum(measured.durations[task] for task in tasks) / (alone or 1)
         text = (
             f"{groups} groups share cores on which {measured.at_once:.3g} can compute at once, and their "
-            f"tasks take {factor:.2f} times as long as alone; with cores for all the step would take "
-            f"{less}"
+            f"tasks take {factor:.2f} times as long as alone; with cores for all"
         )
         return text, -1
 

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mpmd.attribution.accounts import Account, Accounts
+from mpmd.attribution.links import ParentLink
 
 
 class Causes(NamedTuple):
@@ -116,7 +117,7 @@ def _before_task(accounts: Accounts, group: int, task: int, before: int, start: 
         waited = link.parent
         causes, culprits = _divided(accounts, before, waited, start, link.start, ideal_idle)
     elif link.parent < 0:
-        causes = _late(min(measured.received[group], link.start), link.start, ideal_idle)
+        causes = _late(link, ideal_idle)
         culprits = [Culprit(task, "driver", causes.driver), Culprit(task, "late_begin", causes.late_begin)]
     causes = causes._replace(message=causes.message + message, handling=causes.handling + handling)
     culprits += [Culprit(task, "message", message), Culprit(task, "handling", handling)]
@@ -194,8 +195,8 @@ _FOLLOWED = 200
 """The links along which a culprit is searched."""
 
 
-def _late(received: int, began: int, ideal_idle: int) -> Causes:
+def _late(link: ParentLink, ideal_idle: int) -> Causes:
     """Divides the time until a group began, which would have begun after ``ideal_idle`` at best."""
-    fill = min(max(ideal_idle, 0), began)
-    driver = max(received - fill, 0)
-    return Causes(fill=fill, driver=driver, late_begin=began - fill - driver)
+    fill = min(max(ideal_idle, 0), link.start)
+    driver = max(link.driver - fill, 0)
+    return Causes(fill=fill, driver=driver, late_begin=link.start - fill - driver)

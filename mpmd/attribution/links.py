@@ -22,6 +22,8 @@ class ParentLink(NamedTuple):
       parent: the sender that the group waited for, or the operation before; -1 for a group's first operation.
       start: the end of the parent, or the end of the wait for it where clocks are wrong: there a message can
         be taken in before it was sent.
+      driver, late_begin: of a group's first operation, the parts of the time until ``start``: until the group
+        had the request, and from then on.
       message, handling: the parts of the time from ``start`` to the start of the operation.
       awaited: the number of the last message that the group waited for; -1 if the group waited for none.
       is_after_sender: whether the parent sent the awaited message; otherwise it is the operation before.
@@ -33,16 +35,19 @@ class ParentLink(NamedTuple):
     handling: int = 0
     awaited: int = -1
     is_after_sender: bool = False
+    driver: int = 0
+    late_begin: int = 0
 
 
 def links_of(measured: Measured) -> tuple[ParentLink, ...]:
-    return tuple(
-        ParentLink(-1, measured.starts[operation])
-        if operation == measured.workload.bounds[group]
-        else _link(measured, operation)
-        for group in measured.groups
-        for operation in measured.operations(group)
-    )
+    links = list[ParentLink]()
+    for group in measured.groups:
+        first, *later = measured.operations(group)
+        began = measured.starts[first]
+        received = min(measured.received[group], began)
+        links.append(ParentLink(-1, began, driver=received, late_begin=began - received))
+        links += [_link(measured, operation) for operation in later]
+    return tuple(links)
 
 
 def _link(measured: Measured, operation: int) -> ParentLink:

@@ -57,7 +57,7 @@ class StepModel:
     @staticmethod
     def of(attribution: Attribution) -> StepModel:
         measured = attribution.measured
-        received = [min(measured.received[group], measured.began(group)) for group in measured.groups]
+        firsts = [attribution.links[first] for first in measured.workload.bounds[:-1]]
         durations, handling = _times_alone(attribution)
         medians = _medians_alone(measured, durations)
         return StepModel(
@@ -66,8 +66,8 @@ class StepModel:
             medians=tuple(map(int, medians.durations)),
             equal=tuple(map(int, equal_durations(medians, measured.loops))),
             handling=handling,
-            received=tuple(received),
-            late_begin=tuple(measured.began(group) - received[group] for group in measured.groups),
+            received=tuple(link.driver for link in firsts),
+            late_begin=tuple(link.late_begin for link in firsts),
             flights=flight_times(measured),
             reply=measured.returned - measured.makespan,
             at_once=measured.at_once,
@@ -89,18 +89,6 @@ class StepModel:
 
     def with_durations(self, durations: Sequence[float]) -> StepModel:
         return dataclasses.replace(self, durations=tuple(map(round, durations)))
-
-    def ideal(self) -> StepModel:
-        nothing = (0,) * len(self.received)
-        return dataclasses.replace(
-            self,
-            durations=self.equal,
-            handling=(0,) * len(self.handling),
-            received=nothing,
-            late_begin=nothing,
-            flights={},
-            reply=0,
-        )
 
 
 def _times_alone(attribution: Attribution) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -35,7 +35,6 @@ def _backwards(measured: Measured, links: Sequence[ParentLink]) -> Iterator[Segm
     operation = measured.last_reply
     until = measured.end(operation)
     yield Segment("driver", operation, until, measured.returned)
-    group_of = [group for group in measured.groups for _ in measured.operations(group)]
     while operation >= 0:
         # Clocks that are wrong may have a parent end after its child began.
         link, start = links[operation], min(measured.starts[operation], until)
@@ -45,7 +44,7 @@ def _backwards(measured: Measured, links: Sequence[ParentLink]) -> Iterator[Segm
         yield Segment("handling", operation, came, start)
         yield Segment("message", operation, bound, came, link.awaited)
         if link.parent < 0:
-            received = min(measured.received[group_of[operation]], bound)
+            received = min(link.driver, bound)
             yield Segment("late_begin", operation, received, bound)
             yield Segment("driver", operation, 0, received)
         until, operation = bound, link.parent

@@ -79,8 +79,8 @@ def _changes(model: StepModel) -> Iterator[tuple[str, str, str, StepModel]]:
     yield "outside work divided", "outside", divided, with_equal(model, OutsideTask)
     medians = model.with_durations(model.medians)
     yield "no jitter", "jitter", "each task takes the median of its type", medians
-    no_handling = change(handling=(0,) * len(model.handling))
-    yield "no handling", "handling", "nothing between tasks takes time", no_handling
+    no_handling = (0,) * len(model.handling)
+    yield "no handling", "handling", "nothing between tasks takes time", change(handling=no_handling)
     prompt = change(late_begin=no_groups)
     yield "arguments at once", "late_begin", "groups begin when they have the request", prompt
     on_time = change(received=no_groups, reply=0)
@@ -89,7 +89,8 @@ def _changes(model: StepModel) -> Iterator[tuple[str, str, str, StepModel]]:
     yield "all begin at once", "", "all groups begin with the call", begin
     if not math.isinf(model.at_once):
         yield OWN_CORES, "cores", "groups share no cores", change(at_once=math.inf)
-    yield "ideal", "", "all of these, on the same cores", model.ideal()
+    ideal = dataclasses.replace(begin, durations=model.equal, handling=no_handling, flights={}, reply=0)
+    yield "ideal", "", "all of these, on the same cores", ideal
 
 
 def with_links(model: StepModel, factor: float, edge: Edge | None = None) -> StepModel:

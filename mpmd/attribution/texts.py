@@ -23,10 +23,6 @@ def less_text(share: float) -> str:
     return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}"
 
 
-def equal_stages_text(less: str) -> str:
-    return f"with equal stages the step would take {less}"
-
-
 def task_text(measured: Measured, operation: int) -> str:
     """A task, e.g. ``fwd_2 on group 1 for microbatch 4``."""
     task = measured.workload.tasks[operation]

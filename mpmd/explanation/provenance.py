@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import operands, size, subjaxprs
+from mpmd.compiler.jaxprs.equations import makers_of, operands, size, subjaxprs
 from mpmd.compiler.jaxprs.source import SourceFrame, origin_of
 from mpmd.compiler.jaxprs.work import operations
 from mpmd.explanation.tasks import FunctionShare
@@ -18,7 +18,7 @@ class TaskEquations:
     def __init__(self, jaxpr: Jaxpr):
         self._jaxpr = jaxpr
         self._position = {var: i for i, var in enumerate(jaxpr.invars)}
-        self._maker = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        self._maker = makers_of(jaxpr.eqns)
         self._readers = grouped((var, eqn) for eqn in jaxpr.eqns for var in dict.fromkeys(operands(eqn)))
 
     def lines_reading(self, position: int) -> tuple[SourceLine, ...]:
@@ -44,13 +44,13 @@ class TaskEquations:
 
     def lines_making(self, position: int) -> tuple[SourceLine, ...]:
         """The line that makes an output; if the compiler added the output, the line of its operands."""
-        for var in self._traced_back(position, lambda var: True):
+        for var in self._traced_back(position):
             if var in self._maker and (lines := lines_of(self._maker[var])):
                 return lines
         return ()
 
     def inputs_of(self, position: int) -> tuple[int, ...]:
-        origins = self._traced_back(position, lambda var: True)
+        origins = self._traced_back(position)
         return tuple(self._position[var] for var in origins if var in self._position)
 
     def made_of(self, position: int) -> tuple[list[int], list[JaxprEqn]]:
@@ -61,19 +61,18 @@ class TaskEquations:
         elements = size(self._jaxpr.outvars[position])
         inputs: list[int] = []
         first: list[JaxprEqn] = []
-        for var in self._traced_back(position, lambda var: size(var) == elements, through_sums=True):
+        for var in self._traced_back(position, elements):
             if var in self._position:
                 inputs.append(self._position[var])
             elif all(size(operand) != elements for operand in operands(self._maker[var])):
                 first.append(self._maker[var])
         return inputs, first
 
-    def _traced_back(
-        self, position: int, follow: Callable[[Var], bool], through_sums: bool = False
-    ) -> Iterator[Var]:
-        """An output, its operands, their operands, and so on, through variables that ``follow`` accepts.
+    def _traced_back(self, position: int, elements: int | None = None) -> Iterator[Var]:
+        """An output, its operands, their operands, and so on.
 
-        With ``through_sums``, sums that the compiler adds after the loop are followed to their parts, too.
+        With a number of ``elements``, only values of this size are followed, and the parts of sums that the
+        compiler adds after the loop.
         """
         pending: list[Var] = [self._jaxpr.outvars[position]]  # type: ignore[list-item]
         seen = set(pending)
@@ -81,8 +80,8 @@ class TaskEquations:
             yield var
             if var in self._maker:
                 eqn = self._maker[var]
-                is_own_sum = through_sums and eqn.primitive.name == "reduce_sum" and not lines_of(eqn)
-                new = [v for v in operands(eqn) if v not in seen and (is_own_sum or follow(v))]
+                is_any = elements is None or (eqn.primitive.name == "reduce_sum" and not lines_of(eqn))
+                new = [v for v in operands(eqn) if v not in seen and (is_any or size(v) == elements)]
                 seen.update(new)
                 pending.extend(dict.fromkeys(new))
 

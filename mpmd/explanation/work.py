@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from jax.extend.core import Jaxpr
 
 from mpmd.attribution.ideal import equal_durations
-from mpmd.attribution.texts import equal_stages_text, less_text
+from mpmd.attribution.texts import less_text
 from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.ir.events import Event
 from mpmd.ir.plan import AnyTask, Cell, OutsideTask, Plan
@@ -90,7 +90,7 @@ def uneven_work(plan: Plan, work: Work) -> Iterator[str]:
             saving = ""
             if sum(len(program.runs) for program in plan.programs) <= _MOST_TASKS:
                 less = less_text(_saved_by_equal_stages(plan, _costs(work)))
-                saving = f": {equal_stages_text(less)}, by a simulation of the operations"
+                saving = f": with equal stages the step would take {less}, by a simulation of the operations"
             yield (
                 f"group {group} ({where}) has {share:.0%} of the operations of the loop, of which "
                 f"{even_share:.0%} would be even; the other groups wait for it{saving}. {_REMEDY}"

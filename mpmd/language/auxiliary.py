@@ -16,7 +16,7 @@ from mpmd.language.operations import Op, is_op
 from mpmd.language.reduce import Concat
 from mpmd.sharding import explicit_sharding, for_each_dimension, to_sharding
 from mpmd.util.tables import first_few
-from mpmd.util.tree import broadcast_prefix
+from mpmd.util.tree import broadcast_prefix, named_leaves
 
 
 def weighted(tree: Any, weight: jax.Array | None) -> Any:
@@ -71,8 +71,8 @@ class AuxRules:
     _treedef: Any = None
 
     def find(self, aux: Any) -> None:
-        with_paths, self._treedef = jax.tree_util.tree_flatten_with_path(aux)
-        leaves = [jax.typeof(leaf) for _, leaf in with_paths]
+        named, self._treedef = named_leaves("aux", aux), jax.tree.structure(aux)
+        leaves = [jax.typeof(leaf) for _, leaf in named]
         try:
             ops = broadcast_prefix(self.aux_reduction, aux, lambda x: x is None or is_op(x))
         except ValueError as error:
@@ -87,13 +87,13 @@ class AuxRules:
             whole = jax.tree.leaves(jax.eval_shape(self.of_batch))
         rules: list[_AuxRule] = []
         faults: list[str] = []
-        for (path, _), leaf, of_whole, op in zip(with_paths, leaves, whole, ops, strict=True):
+        for (path, _), leaf, of_whole, op in zip(named, leaves, whole, ops, strict=True):
             rule = _AuxRule(op) if op is not None else _default_rule(leaf, of_whole, self.size, self.reduced)
             if rule is not None:
                 rules.append(rule)
             else:
                 faults.append(
-                    f"aux{jax.tree_util.keystr(path)} is {leaf.dtype}{list(leaf.shape)} of a microbatch and "
+                    f"{path} is {leaf.dtype}{list(leaf.shape)} of a microbatch and "
                     f"{of_whole.dtype}{list(of_whole.shape)} of the batch"
                 )
         if faults:
@@ -114,10 +114,14 @@ class AuxRules:
         return jax.tree.unflatten(self._treedef, leaves)
 
 
-def returning_a_pair(fun: Callable[..., Any]) -> Callable[..., Any]:
+def with_aux(fun: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """The function as one that returns a value and auxiliary output, which is empty without ``has_aux``."""
+
     @functools.wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Any:
         result = fun(*args, **kwargs)
+        if not has_aux:
+            return result, ()
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(
                 "with has_aux, the function returns a pair, the value and the auxiliary output, not "

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from mpmd.util.tables import first_few
+from mpmd.util.tree import named_leaves
 
 
 def nothing_to_cut(fun: Callable, args: tuple, kwargs: dict[str, Any], where: str) -> ValueError:
@@ -55,9 +56,9 @@ def _captured(fun: Callable, args: tuple, kwargs: dict[str, Any]) -> list[tuple[
         around = inspect.getclosurevars(function) if inspect.isfunction(function) else None
         variables = {**around.globals, **around.nonlocals, **kwargs} if around else kwargs
         named = {
-            id(leaf): (name + jax.tree_util.keystr(path), leaf)
+            id(leaf): (path, leaf)
             for name, value in variables.items()
-            for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+            for path, leaf in named_leaves(name, value)
             if id(leaf) in read or (isinstance(leaf, np.ndarray) and leaf.ndim and id(leaf) not in passed)
         }
     except Exception:  # of the user's function: the error that is being raised is the one to see

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
 from mpmd.sharding import described, explicit_sharding
-from mpmd.util.tree import with_leaves
+from mpmd.util.tree import named_leaves, with_leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +96,9 @@ def _check_carry(carry: Any, result: Any) -> None:
         raise TypeError(
             f"the function of treduce takes a carry of the structure {before}, but returns {after}"
         )
-    leaves = zip(jax.tree_util.tree_leaves_with_path(carry), jax.tree.leaves(result[0]), strict=True)
+    leaves = zip(named_leaves("carry", carry), jax.tree.leaves(result[0]), strict=True)
     changed = [
-        f"carry{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}{list(jnp.shape(leaf))}, but the "
+        f"{path} is {jnp.result_type(leaf)}{list(jnp.shape(leaf))}, but the "
         f"function of treduce returns {new.dtype}{list(new.shape)} for it"
         for (path, leaf), new in leaves
         if (jnp.shape(leaf), jax.dtypes.result_type(leaf)) != (new.shape, new.dtype)

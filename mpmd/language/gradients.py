@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mpmd.compat import api_boundary
-from mpmd.language.auxiliary import AuxRules, returning_a_pair, weighted
+from mpmd.language.auxiliary import AuxRules, weighted, with_aux
 from mpmd.language.captured import captured_named, nothing_to_cut
 from mpmd.language.decisions import marked_as_decided
 from mpmd.language.operations import operation_faults
@@ -95,36 +95,26 @@ def value_and_grad(
         _reduction_fault(reduction),
         *operation_faults("aux_reduction", aux_reduction),
     )
-    differentiated = returning_a_pair(fun) if has_aux else fun
-    differentiate = jax.value_and_grad(marked_as_decided(differentiated, schedule), argnums, has_aux)
+    marked = marked_as_decided(with_aux(fun, has_aux), schedule)
+    differentiate = jax.value_and_grad(marked, argnums, has_aux=True)
     whole = Add if reduction == "sum" else Mean
 
     def of_microbatches(batch: _Batch, kwargs: dict[str, Any]) -> Any:
         weights = batch.relative_weights(reduction, kwargs) if callable(reduction) else None
-        xs = (batch.microbatches, weights)
-        if not has_aux:
-
-            def of_microbatch(microbatch: Any) -> Any:
-                leaves, weight = microbatch
-                return weighted(differentiate(*batch.arguments(leaves), **kwargs), weight)
-
-            return treduce(of_microbatch, xs, schedule, operation=whole)
-
         has_single_rows = any(leaf.shape[1] == 1 for leaf in jax.tree.leaves(batch.microbatches))
         rules = AuxRules(
             batch.size, lambda: fun(*batch.whole, **kwargs)[1], has_single_rows, aux_reduction, whole
         )
 
-        def with_aux_of_microbatch(microbatch: Any) -> Any:
+        def of_microbatch(microbatch: Any) -> Any:
             leaves, weight = microbatch
             (value, aux), grads = differentiate(*batch.arguments(leaves), **kwargs)
             rules.find(aux)
             return (*weighted((value, grads), weight), rules.weighted(aux, weight))
 
-        value, grads, aux = treduce(
-            with_aux_of_microbatch, xs, schedule, operation=(whole, whole, rules.operations)
-        )
-        return (value, rules.finished(aux)), grads
+        xs, operation = (batch.microbatches, weights), (whole, whole, rules.operations)
+        value, grads, aux = treduce(of_microbatch, xs, schedule, operation=operation)
+        return ((value, rules.finished(aux)) if has_aux else value), grads
 
     @api_boundary
     @functools.wraps(fun)

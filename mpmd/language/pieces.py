@@ -16,6 +16,7 @@ from mpmd.language.decisions import current_decisions, is_compiled_outside_of_lo
 from mpmd.language.identities import identity
 from mpmd.sharding import explicit_sharding, to_sharding
 from mpmd.util.tables import first_few
+from mpmd.util.tree import named_leaves
 from mpmd.validation import int_fault, raise_faults
 
 _PASS_ARRAYS = (
@@ -35,13 +36,12 @@ def list_read_as_pytree(named: Mapping[str, Any]) -> str:
     Such a list has elements of one structure, like a batch of images and one of masks, which it may also be.
     """
     for name, tree in named.items():
-        for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_alike_list):
+        for path, node in named_leaves(name, tree, _is_alike_list):
             if _is_alike_list(node):
-                at = name + jax.tree_util.keystr(path)
                 shapes = (str(jnp.shape(leaf)) for leaf in jax.tree.leaves(node))
                 return (
-                    f". {at} is a list, which is read as one pytree of arrays: each microbatch is a list of "
-                    f"their parts. The arrays have the shapes {first_few(shapes, 5)}. {_ONE_SHAPE}"
+                    f". {path} is a list, which is read as one pytree of arrays: each microbatch is a list "
+                    f"of their parts. The arrays have the shapes {first_few(shapes, 5)}. {_ONE_SHAPE}"
                 )
     return ""
 
@@ -64,10 +64,10 @@ def list_explained(named: Mapping[str, Any]) -> Iterator[None]:
 
 
 def count_along(axis: int, xs: Any) -> int:
-    leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
+    leaves = named_leaves("xs", xs)
     if not leaves:
         raise ValueError("treduce needs at least one array in xs to take microbatches from; see treduce_i")
-    flat = [f"xs{path} with shape {jnp.shape(leaf)}" for path, leaf in leaves]
+    flat = [f"{path} with shape {jnp.shape(leaf)}" for path, leaf in leaves]
     if short := [
         text
         for text, (_, leaf) in zip(flat, leaves, strict=True)
@@ -104,12 +104,11 @@ def microbatches(batch: Any, n: int | None = None) -> Any:
       ``TypeError`` for leaves that are not arrays.
     """
     size = number_of_microbatches("n", n)
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(batch)
-    if not leaves:
+    named = named_leaves("batch", batch)
+    if not named:
         raise ValueError("the batch has no array to cut into microbatches")
-    named = [(f"batch{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves]
     with list_explained({"batch": batch}):
-        return jax.tree.unflatten(treedef, cut_rows(named, size, is_open=n is None))
+        return jax.tree.unflatten(jax.tree.structure(batch), cut_rows(named, size, is_open=n is None))
 
 
 def number_of_microbatches(name: str, n: int | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from mpmd.compat import api_boundary
 from mpmd.language.decisions import note_slices
 from mpmd.util.tables import first_few
+from mpmd.util.tree import named_leaves
 from mpmd.validation import (
     Fault,
     int_fault,
@@ -113,11 +115,10 @@ def slices(tree: Tree, bounds: Sequence[int], axis: int = 1) -> tuple[Tree, ...]
       axis; ``TypeError`` for leaves that are not arrays, and for bounds that are not integers.
     """
     raise_faults(int_fault("axis", axis, -math.inf), *_bounds_faults(bounds))
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    _check_leaves([(f"tree{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves], bounds[-1], axis)
+    _check_leaves(named_leaves("tree", tree), bounds[-1], axis)
     note_slices(len(bounds) - 1)
     return tuple(
-        jax.tree.unflatten(treedef, [_cut(leaf, start, stop, axis) for _, leaf in leaves])
+        jax.tree.map(functools.partial(_cut, start=start, stop=stop, axis=axis), tree)
         for start, stop in itertools.pairwise(map(int, bounds))
     )
 

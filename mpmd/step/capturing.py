@@ -91,20 +91,31 @@ def failure_capture(
         try:
             thread.start()
         except Exception as fault:  # no threads are left: whoever waits for the error has to get it
-            _give_up(*arguments[1:], fault)
+            _write_failure(*arguments, fault)
 
     call_when_done(replies.values(), on_done)
     return ended
 
 
 def _write_failure(
-    writer: TaskWriter, runtime: Runtime, replies: Mapping[int, Future[StepReply]], ended: Future[None]
+    writer: TaskWriter,
+    runtime: Runtime,
+    replies: Mapping[int, Future[StepReply]],
+    ended: Future[None],
+    obstacle: Exception | None = None,
 ) -> None:
-    failed = _failed(replies)
+    """Writes the first task that has failed, unless there is an ``obstacle``; groups drop the tasks."""
+    failed = [
+        (error, captured)
+        for reply in replies.values()
+        if (error := reply.exception()) is not None and (captured := reply_of(reply).captured) is not None
+    ]
     try:
-        directory = runtime.captures.claim() if failed else None
+        directory = runtime.captures.claim() if failed and obstacle is None else None
         for _, captured in failed[0 if directory is None else 1 :]:
             runtime.drop_kept(captured)
+        if obstacle is not None:
+            raise obstacle
         if directory is not None:
             error, captured = failed[0]
             kept = runtime.fetch_kept(captured, error)
@@ -114,33 +125,9 @@ def _write_failure(
             task = f"{captured.text} of group {captured.mpmd_idx}"
             _add_notes(failed, f"mpmd: {task} is in {path}; `mpmd replay {path}` runs it again")
     except Exception as fault:  # the step's own error is what its caller has to see
-        _add_fault(failed, fault)
+        _add_notes(failed, f"mpmd: the task could not be captured: {type(fault).__name__}: {fault}")
     finally:
         ended.set_result(None)
-
-
-def _give_up(
-    runtime: Runtime, replies: Mapping[int, Future[StepReply]], ended: Future[None], fault: Exception
-) -> None:
-    failed = _failed(replies)
-    try:
-        for _, captured in failed:
-            runtime.drop_kept(captured)
-        _add_fault(failed, fault)
-    finally:
-        ended.set_result(None)
-
-
-def _failed(replies: Mapping[int, Future[StepReply]]) -> list[tuple[BaseException, Captured]]:
-    return [
-        (error, captured)
-        for reply in replies.values()
-        if (error := reply.exception()) is not None and (captured := reply_of(reply).captured) is not None
-    ]
-
-
-def _add_fault(failed: Sequence[tuple[BaseException, Captured]], fault: Exception) -> None:
-    _add_notes(failed, f"mpmd: the task could not be captured: {type(fault).__name__}: {fault}")
 
 
 def _add_notes(failed: Sequence[tuple[BaseException, Captured]], text: str) -> None:

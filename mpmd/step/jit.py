@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args, overload
 import jax
 
 from mpmd.arguments.call import Call
-from mpmd.arguments.keywords import argument_faults, check_keywords, names, positions, specs_or_shardings
+from mpmd.arguments.keywords import argument_faults, check_keywords, specs_or_shardings
 from mpmd.arguments.leaves import as_described
 from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import keyword_specs_faults, output_specs, specs_faults
@@ -135,17 +135,12 @@ def jit(
         gather=gather,
         kwarg_specs=kwarg_shardings,
     )
-    arguments = (
-        positions(static_argnums),
-        names(static_argnames),
-        positions(donate_argnums),
-        names(donate_argnames),
-    )
 
     @api_boundary
     def jitted(fun: Callable) -> MpmdFunction:
         raise_faults(callable_fault("fun", fun), title="mpmd.jit: ")
-        return MpmdFunction(fun, mpmd_mesh, CallSignature.of(fun, *arguments), options)
+        signature = CallSignature.of(fun, static_argnums, static_argnames, donate_argnums, donate_argnames)
+        return MpmdFunction(fun, mpmd_mesh, signature, options)
 
     return jitted if fun is None else jitted(fun)
 
@@ -230,12 +225,13 @@ class MpmdFunction(ShownAsText):
     @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
         """Traces the function as ``jax.jit(fun).trace`` does; ``lower()`` of the result plans the step."""
+        static, donated = self._signature.static, self._signature.donated
         plain = jax.jit(
             self._fun,
-            static_argnums=self._signature.static_argnums,
-            static_argnames=self._signature.static_argnames,
-            donate_argnums=self._signature.donate_argnums,
-            donate_argnames=self._signature.donate_argnames,
+            static_argnums=static.argnums,
+            static_argnames=static.argnames,
+            donate_argnums=donated.argnums,
+            donate_argnames=donated.argnames,
         )
         lower = functools.partial(self.lower, *args, **kwargs)
         return TracedFunction(plain.trace(*args, **kwargs), lower)
@@ -341,12 +337,7 @@ class MpmdFunction(ShownAsText):
         args, kwargs = jax.tree.unflatten(call.treedef, call.avals)
         out_specs = None
         if options.out_specs is not None:
-            out_specs = functools.partial(
-                output_specs,
-                options.out_specs,
-                axis_names=submeshes[0].axis_names,
-                mpmd_axis_name=self._mesh.mpmd_axis_name,
-            )
+            out_specs = functools.partial(output_specs, options.out_specs, axes=self._in_specs.axes)
         request = CompileRequest(
             fun=call.function(self._fun),
             args=args,

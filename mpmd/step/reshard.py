@@ -36,7 +36,7 @@ from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.jit import MpmdFunction
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.util.tables import first_few
-from mpmd.util.tree import compare, paths
+from mpmd.util.tree import compare, named_leaves, paths
 from mpmd.validation import raise_faults, shown, type_fault
 
 _Copies = weakref.WeakKeyDictionary[Runtime, dict[Hashable, LoadedStep]]
@@ -247,19 +247,18 @@ def _cast_aval(leaf: Any, dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def _check_arrays(tree: Any) -> None:
-    leaves = zip(paths(tree), jax.tree.leaves(tree), strict=True)
-    texts = [fault_of(f"tree{path}", leaf) for path, leaf in leaves]
+    texts = [fault_of(path, leaf) for path, leaf in named_leaves("tree", tree)]
     raise_faults(*(TypeError(text) for text in texts if text), title="mpmd.reshard: ")
 
 
 def _faults(tree: Any, target: Any, dtype: Any, runtime: Runtime) -> Iterator[ValueError]:
-    for path, leaf in zip(paths(tree), jax.tree.leaves(tree), strict=True):
+    for path, leaf in named_leaves("tree", tree):
         if isinstance(leaf, MpmdArray) and leaf.runtime is not runtime:
             yield ValueError(
-                f"tree{path} is on another mesh, or on this one before it was closed; mpmd.to_host fetches it"
+                f"{path} is on another mesh, or on this one before it was closed; mpmd.to_host fetches it"
             )
         elif isinstance(leaf, jax.Array) and leaf.is_deleted():
-            yield ValueError(f"tree{path} was deleted or donated to a step; pass that step's result")
+            yield ValueError(f"{path} was deleted or donated to a step; pass that step's result")
     yield from map(ValueError, _differences(tree, target, dtype))
 
 

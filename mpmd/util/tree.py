@@ -16,8 +16,14 @@ def argument_paths(args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
     return tuple(f"args{path}" for path in paths(args)) + tuple(f"kwargs{path}" for path in paths(kwargs))
 
 
+def named_leaves(name: str, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
+    """The leaves of a pytree of this name, each with its own name, e.g. ``batch['x']``."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf)
+    return [(name + jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+
+
 def paths(tree: Any) -> tuple[str, ...]:
-    return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree))
+    return tuple(path for path, _ in named_leaves("", tree))
 
 
 def with_leaves(leaves: Sequence[Any], positions: Iterable[int], values: Iterable[Any]) -> list[Any]:
@@ -29,11 +35,9 @@ def with_leaves(leaves: Sequence[Any], positions: Iterable[int], values: Iterabl
 
 
 def array_faults(name: str, tree: Any) -> Iterator[TypeError]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for path, leaf in named_leaves(name, tree):
         if not _is_array(leaf):
-            yield TypeError(
-                f"{name}{jax.tree_util.keystr(path)} must be an array or a number, not {shown(leaf)}"
-            )
+            yield TypeError(f"{path} must be an array or a number, not {shown(leaf)}")
 
 
 def _is_array(leaf: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import shape_of
+from mpmd.compiler.jaxprs.equations import makers_of, shape_of
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
 from mpmd.compiler.jaxprs.rules import reshaped, shared_dimensions
 
@@ -85,7 +85,7 @@ def origin_of(var: Var, dim: int, eqns: Sequence[JaxprEqn]) -> tuple[Var, int] |
 
     Returns: the argument and its dimension; ``None`` if ``dim`` comes from no single dimension of one.
     """
-    makers = {outvar: eqn for eqn in eqns for outvar in eqn.outvars}
+    makers = makers_of(eqns)
     while (eqn := makers.get(var)) is not None:
         uses = (use for use in shared_dimensions(eqn) if use.outs.get(eqn.outvars.index(var)) == dim)
         ins = next((use.ins for use in uses), {})

@@ -12,9 +12,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from mpmd.arguments.call import Call
-from mpmd.arguments.keywords import names, positions
-from mpmd.arguments.signature import CallSignature
-from mpmd.arguments.specs import input_specs
+from mpmd.arguments.signature import CallSignature, listed
+from mpmd.arguments.specs import GroupAxes, input_specs
 from mpmd.errors import CompileError
 from mpmd.ir.plan import Spec
 from mpmd.language.decisions import decided, planning
@@ -70,14 +69,13 @@ class StepSpec:
         donate_argnums: Any = None,
     ) -> StepSpec:
         """Raises as the call of ``mpmd.jit(step, ...)``."""
-        donated = None if donate_argnums is None else positions(donate_argnums)
-        static_positions, static_names = positions(static_argnums), names(static_argnames)
-        signature = CallSignature.of(step, static_positions, static_names, donated or ())
+        static = {"static_argnums": listed(static_argnums), "static_argnames": listed(static_argnames)}
+        signature = CallSignature.of(step, **static, donate_argnums=donate_argnums)
         call = signature.bind(args, dict(kwargs))
         specs: list[Spec | None] = [None] * len(call.avals)
         if in_shardings is not None or kwarg_shardings:
-            specs = input_specs(in_shardings, call, AXES, None, kwarg_shardings)
-        static = {"static_argnums": static_positions, "static_argnames": static_names}
+            specs = input_specs(in_shardings, call, GroupAxes(AXES), kwarg_shardings)
+        donated = None if donate_argnums is None else signature.donated.argnums
         return cls(step, call.described_by(call.avals), static, tuple(specs), donated)
 
     @functools.cached_property
@@ -92,7 +90,7 @@ class StepSpec:
     @property
     def traced_positions(self) -> tuple[int, ...]:
         """The positions, as the user counts them, of the arguments that are not static."""
-        static = dict(self.call.static_args)
+        static = dict(self.call.static)
         return tuple(i for i in range(self.call.num_args) if i not in static)
 
 

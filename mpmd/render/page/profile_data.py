@@ -19,7 +19,7 @@ def page_data(subject: Subject) -> PageData:
     return PageData(
         name=subject.name,
         makespan=subject.measured.returned,
-        whole=subject.measured.returned * len(subject.tasks),
+        whole=subject.whole,
         facts=list(_facts(subject)),
         findings=_findings(subject),
         parts=parts_of(subject),
@@ -37,7 +37,7 @@ def page_data(subject: Subject) -> PageData:
 def parts_of(subject: Subject) -> list[Amount]:
     """The time of tasks and the idle time by cause, of all groups; the parts add up to their time."""
     total = subject.attribution.total
-    tasks = sum(subject.measured.durations[task] for of_group in subject.tasks for task in of_group)
+    tasks = subject.whole - sum(total)
     causes = (with_total(CAUSES[cause], time) for cause, time in total._asdict().items())
     return [with_total(TASKS, tasks), *causes]
 
@@ -55,14 +55,13 @@ def _findings(subject: Subject) -> list[FindingData]:
 
 def _facts(subject: Subject) -> Iterator[Fact]:
     measured, attribution, recoveries = subject.measured, subject.attribution, subject.analysis.recoveries
-    whole = measured.returned * len(subject.tasks) or 1
     called = (
         "From the driver's call to its return with all replies; of several steps, the one of median length."
     )
     yield Fact("Step", measured.returned, "time", called)
     yield Fact("Ideal", attribution.ideal.makespan, "time", SIMULATED["Ideal"])
     idle = "The share of the groups' time without a task. The colours below say why, and what one can do."
-    yield Fact("Idle", sum(attribution.total) / whole, "share", idle)
+    yield Fact("Idle", sum(attribution.total) / (subject.whole or 1), "share", idle)
     yield Fact("Groups", len(subject.tasks), "count")
     yield Fact("Tasks", sum(map(len, subject.tasks)), "count")
     if subject.memory:

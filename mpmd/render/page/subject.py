@@ -44,6 +44,11 @@ class Subject:
     def tasks(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(self.measured.tasks(group)) for group in self.measured.groups)
 
+    @property
+    def whole(self) -> int:
+        """The nanoseconds of all groups together: their tasks, and their idle time by cause."""
+        return self.measured.returned * len(self.tasks)
+
     @functools.cached_property
     def numbers(self) -> tuple[int, ...]:
         """For each operation, the number of its task, or else of the task before it; -1 without a task.
