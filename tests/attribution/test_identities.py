@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import mpmd
 from mpmd.attribution.attribution import Attribution
+from mpmd.attribution.ideal import members_alone
 from mpmd.attribution.measured import measure
-from mpmd.ir.plan import LoopStages, OutsideTask
+from mpmd.ir.plan import LoopStages, OutsideTask, TaskType
 from mpmd.schedules import FAMILIES, Eager1F1B, Interleaved1F1B
 from tests.support.plans import pipeline_plan
 from tests.support.recorded_steps import Timing, matched_steps, unit_time
@@ -216,3 +217,9 @@ def test_a_loop_that_is_slower_than_another_is_no_imbalance():
     )
     assert of_two.total.imbalance == of_two.total.elsewhere == 0
     assert any(account.imbalance for account in of_one.accounts)
+
+
+def test_a_kind_that_runs_only_in_fused_tasks_takes_twice_as_long_as_the_forward():
+    fwd, last_fwd, last_bwd = TaskType("fwd", 0), TaskType("fwd", 1), TaskType("bwd", 1)
+    alone = members_alone({(fwd,): 100, (last_fwd, last_bwd): 600})
+    assert alone == {fwd: 100, last_fwd: 200, last_bwd: 400}
