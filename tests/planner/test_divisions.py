@@ -143,15 +143,6 @@ def test_weights_that_are_fused_across_heads_stay_whole():
     assert {layer.divisions["model"].largest for layer in profile.layers} == {HEADS}
 
 
-def test_what_the_optimizer_keeps_is_divided_like_its_weight():
-    _, args, profile = profiled("mlp")
-    leaves = jax.tree_util.tree_leaves_with_path(args)
-    found = {jax.tree_util.keystr(leaves[i][0]): dim for i, dim in profile.specs["model"].items()}
-    weights = {path.partition("['params']")[2]: dim for path, dim in found.items() if "[0][0]" in path}
-    kept = {path.partition("['params']")[2]: dim for path, dim in found.items() if ".trace" in path}
-    assert kept == weights != {}
-
-
 def test_rows_are_found_where_the_step_cuts_its_batch():
     step, (state, batch) = MODELS["mlp"]()
 
