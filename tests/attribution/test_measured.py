@@ -5,23 +5,10 @@ import dataclasses
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.measured import measure
 from mpmd.schedules import Std1F1B
-from mpmd.simulate import simulate
-from mpmd.simulate.costs import Costs
 from tests.support.plans import pipeline_plan
-from tests.support.recorded_steps import OUTSIDE, UNITS, Timing, matched_steps, unit_time
+from tests.support.recorded_steps import Timing, matched_steps, unit_time
 
 PLAN = pipeline_plan(Std1F1B(3), 4)
-
-
-def test_a_step_without_disturbances_is_the_simulated_one():
-    measured = measure(PLAN, matched_steps(PLAN, Timing()))
-    outside = {(g, run.task): OUTSIDE for g in range(3) for run in PLAN.programs[g].runs}
-    simulated = simulate(PLAN, Costs(kinds=UNITS, outside=outside))
-    assert measured.returned == simulated.makespan
-    times = [
-        (measured.starts[i], measured.end(i)) for group in measured.groups for i in measured.tasks(group)
-    ]
-    assert times == [(event.start, event.end) for event in simulated.events]
 
 
 def test_medians_are_of_all_steps_and_the_step_is_the_median_one():

@@ -127,12 +127,6 @@ def test_a_page_that_cannot_be_written(command, step_json, tmp_path):
     assert err.startswith("mpmd: error: ") and "page.html" in err
 
 
-def test_wrong_arguments_of_write_html(step_json):
-    profile = mpmd.Profile.load(step_json)
-    with pytest.raises(TypeError, match=r"(?s)path.*title.*before"):
-        profile.write_html(3, title=4, before=5)
-
-
 def test_help_says_what_a_profile_is(command):
     code, out, _ = command("report --help")
     assert code == 0

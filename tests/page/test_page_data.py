@@ -268,10 +268,6 @@ def test_names_stay_text(data):
     assert "&lt;/script&gt;" in re.search("<title>(.*?)</title>", html)[1]
 
 
-def test_titles_that_are_no_unicode(data):
-    document(data, "step-\udcff").encode()
-
-
 def test_the_policy_forbids_all_but_the_page_itself(page_file):
     policy = re.search('Content-Security-Policy" content="([^"]*)"', page_file.read_text())[1]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))

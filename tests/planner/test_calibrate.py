@@ -108,11 +108,6 @@ def test_each_collective_of_a_measured_task_is_in_its_executable(kind):
     assert kind.replace("_", "-") in compiled.as_text()
 
 
-@pytest.mark.parametrize(("devices", "sizes"), [(1, []), (7, [7]), (8, [2, 2, 2]), (12, [2, 2, 3])])
-def test_the_axes_of_a_node_are_prime_factors(devices, sizes):
-    assert [*calibrate_collectives.group_axes(devices).values()] == sizes
-
-
 def test_a_link_is_what_small_and_large_messages_take():
     size = calibrate.MESSAGE_BYTES
     assert calibrate._link(0.5, 2.5) == Link(0.5, size / 2)

@@ -46,7 +46,7 @@ def check_computes_the_same(step, args, choice=None, **fixes):
 @pytest.fixture(scope="module")
 def open_choice():
     """The choice for a step of which nothing is fixed."""
-    return mpmd.plan(open_step, *arguments(open_step), cluster=CLUSTER, simulate=2)
+    return mpmd.plan(open_step, *arguments(), cluster=CLUSTER, simulate=2)
 
 
 def test_a_choice_as_text_page_and_data(open_choice):
@@ -66,7 +66,7 @@ def test_a_choice_as_text_page_and_data(open_choice):
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_marked_stages_on_fewer_groups(groups):
-    args = arguments(marked_step, cut=True)
+    args = arguments(cut=True)
     choice = check_computes_the_same(marked_step, args, groups=groups, submesh={})
     assert len(choice.candidate.submeshes) == groups
     assert choice.candidate.layers_per_stage == (1, 1, 1, 1) and choice.candidate.num_microbatches == 4
@@ -76,7 +76,7 @@ def test_a_cluster_of_two_kinds_of_devices():
     fast, slow = (dataclasses.replace(CLUSTER, devices_per_node=2, kind=kind) for kind in ("fast", "slow"))
     slow = dataclasses.replace(slow, flops=CLUSTER.flops / 3, memory_bandwidth=CLUSTER.memory_bandwidth / 3)
     cluster = mpmd.Cluster.of([fast, slow], link=CLUSTER.device_link)
-    args = arguments(open_step)
+    args = arguments()
     fixes = {"num_microbatches": 4, "schedule": "Std1F1B", "remat": False, "simulate": 1}
     choice = mpmd.plan(open_step, *args, cluster=cluster, groups=2, submesh={"data": 2}, **fixes)
     types = choice.launch["accelerator_types"]
@@ -95,7 +95,7 @@ def test_a_cluster_of_two_kinds_of_devices():
 @pytest.mark.slow
 def test_what_is_fixed_stays():
     fixes = {"remat": True, "fsdp": True, "num_microbatches": 4}
-    args, submesh = arguments(open_step), {"data": 2, "model": 2}
+    args, submesh = arguments(), {"data": 2, "model": 2}
     choice = check_computes_the_same(open_step, args, groups=2, submesh=submesh, **fixes)
     for name, value in (fixes | {"remat": (mpmd.Remat.NOTHING_SAVEABLE,)}).items():
         assert {getattr(row.candidate, name) for row in choice.rows} == {value}
@@ -119,7 +119,7 @@ def test_everything_open(open_choice):
 
 @pytest.mark.slow
 def test_what_is_chosen_with_nothing_fixed_runs(open_choice):
-    check_computes_the_same(open_step, arguments(open_step), open_choice)
+    check_computes_the_same(open_step, arguments(), open_choice)
 
 
 @pytest.mark.slow
@@ -162,9 +162,7 @@ def test_loops_cannot_have_more_groups_than_layers():
 @pytest.mark.slow
 @pytest.mark.parametrize("submesh", [None, {"data": 2, "model": 2}])
 def test_a_step_without_a_loop_is_shared_by_one_group(submesh):
-    choice = check_computes_the_same(
-        step_without_a_loop, arguments(open_step), submesh=submesh, fsdp=submesh and True
-    )
+    choice = check_computes_the_same(step_without_a_loop, arguments(), submesh=submesh, fsdp=submesh and True)
     (chosen,) = choice.candidate.submeshes
     assert chosen.num_devices == (4 if submesh else 8) and choice.examples == 16
     assert choice.in_shardings[2] == (P("data") if chosen.data > 1 else P())
@@ -192,7 +190,7 @@ def test_specs_that_the_user_gives_stay():
     weights = [{"up": P("data"), "bias": None, "down": None}] * 2
     choice = mpmd.plan(
         open_step,
-        *arguments(open_step, num_layers=2),
+        *arguments(num_layers=2),
         cluster=CLUSTER,
         in_shardings=(weights, None, P("data"), P("data")),
         groups=1,
@@ -207,7 +205,7 @@ def test_specs_that_the_user_gives_stay():
 
 @pytest.mark.slow
 def test_what_is_measured_comes_first():
-    args = arguments(open_step, num_layers=2)
+    args = arguments(num_layers=2)
     fixes = {"groups": 2, "submesh": {}, "num_microbatches": 4, "remat": False}
     choice = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes, simulate=2, measure=1)
     sources = [row.prediction.source for row in choice.rows if row.prediction.source != "formula"]
@@ -220,10 +218,12 @@ def test_static_arguments_and_arguments_by_name():
         assert kind == "mean"
         return open_step(params, state, x, y)
 
-    params, state, x, y = arguments(open_step, num_layers=2)
+    params, state, x, y = arguments(num_layers=2)
     fixes = {"num_microbatches": 2, "remat": False, "groups": 2, "submesh": {"data": 2}, "simulate": 1}
     args, options = (params, state, "mean", x), {"kwargs": {"y": y}, "static_argnums": 2}
-    choice = mpmd.plan(step, *args, cluster=CLUSTER, schedule="Std1F1B", **options, **fixes)
+    choice = mpmd.plan(
+        step, *args, cluster=CLUSTER, schedule=mpmd.Std1F1B, layers_per_stage=[1, 1], **options, **fixes
+    )
     assert choice.kwarg_shardings == {"y": P("data")} and choice.in_shardings[2] == P("data")
     assert choice.donate_argnums == (0, 1)
     expected = jax.jit(step, static_argnums=2)(params, state, "mean", x, y=y)
@@ -240,7 +240,7 @@ def test_a_mesh_of_other_groups(open_choice):
 
 def test_groups_of_several_nodes_have_several_processes():
     cluster = dataclasses.replace(CLUSTER, nodes=2, devices_per_node=2)
-    args, fixes = arguments(open_step, num_layers=2), {"num_microbatches": 1, "remat": False, "fsdp": False}
+    args, fixes = arguments(num_layers=2), {"num_microbatches": 1, "remat": False, "fsdp": False}
     choice = mpmd.plan(open_step, *args, cluster=cluster, groups=1, submesh={"data": 4}, **fixes)
     assert choice.launch["processes_per_group"] == [2]
 
@@ -299,7 +299,7 @@ def test_layers_that_print_are_planned_under_remat():
 @pytest.mark.usual("H100")
 @pytest.mark.parametrize("kind", ["H100", "TPU-V6E"])
 def test_groups_that_need_more_memory_than_jax_takes_get_it(kind, monkeypatch):
-    args, fixes = arguments(open_step, num_layers=2), {"num_microbatches": 1, "submesh": {}, "groups": 1}
+    args, fixes = arguments(num_layers=2), {"num_microbatches": 1, "submesh": {}, "groups": 1}
     needed = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes).best.prediction.memory.total
     full = dataclasses.replace(CLUSTER, kind=kind, memory=needed / 0.85)
     choice = mpmd.plan(open_step, *args, cluster=full, **fixes)
@@ -332,7 +332,7 @@ def test_groups_that_need_more_memory_than_jax_takes_get_it(kind, monkeypatch):
 )
 def test_bad_input(error, given, message):
     with pytest.raises(error, match=f"(?s){message}"):
-        mpmd.plan(open_step, *arguments(open_step), **{"cluster": CLUSTER, "simulate": 1, **given})
+        mpmd.plan(open_step, *arguments(), **{"cluster": CLUSTER, "simulate": 1, **given})
 
 
 def test_a_batch_of_one_row_is_not_cut():
@@ -342,15 +342,6 @@ def test_a_batch_of_one_row_is_not_cut():
     assert {row.candidate.num_microbatches for row in choice.rows} == {1} and choice.examples == 1
     with pytest.raises(ValueError, match="num_microbatches=2 does not divide the 1 rows of the batch"):
         mpmd.plan(open_step, *args, cluster=CLUSTER, num_microbatches=2)
-
-
-@pytest.mark.slow
-def test_one_long_row_is_divided_along_the_sequence():
-    params = params_of(2)
-    row = jnp.ones((1, 8, 16))
-    args, fixes = (params, ADAM.init(params), row, row), {"submesh": {"sequence": 4}, "remat": False}
-    choice = mpmd.plan(open_step, *args, cluster=CLUSTER, groups=1, simulate=1, **fixes)
-    assert {row.candidate.num_microbatches for row in choice.rows} == {1} and choice.examples == 1
 
 
 def test_rows_that_depend_on_one_another_are_cut_and_not_divided():
@@ -394,7 +385,7 @@ def test_a_step_without_work_takes_no_time():
 
 
 def test_a_share_of_the_memory_stays_free():
-    args = arguments(open_step, num_layers=2)
+    args = arguments(num_layers=2)
     fixes = {"groups": 1, "submesh": {}, "num_microbatches": 1, "remat": False}
     needed = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes).best.prediction.memory.total
     just_enough = dataclasses.replace(CLUSTER, memory=1.05 * needed)

@@ -12,7 +12,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import CollectiveCost, DeviceRange, axis_costs, message_link
 from mpmd.planner.curves import Curve
-from mpmd.planner.layer_profile import Division, Layer, TaskWork
+from mpmd.planner.layer_profile import Division, TaskWork
 from mpmd.planner.search import orders
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, closed_form
 from mpmd.planner.search.families import GPIPE_OF_SLICES, SLICED, build
@@ -108,33 +108,6 @@ def test_the_step_is_that_of_the_simulation(schedule):
     assert found.prediction.bubble == pytest.approx(simulate(schedule.tasks(8), Costs(atomic=True)).bubble)
 
 
-@pytest.mark.parametrize(("alone", "seconds"), [(1, 15), (2, 7.5), (4, 3.75), (8, 3)])
-def test_groups_that_share_cores(alone, seconds):
-    """A step of two groups, four microbatches and 3 s for a stage, on eight devices that share cores.
-
-    With the work of two devices at once or more, a group is as fast as alone; with that of one, both
-    together take as long as one after the other: 2 x 4 x 3 s at eight times the speed.
-    """
-    cluster = dataclasses.replace(FAST, alone=float(alone))
-    found = evaluated([layer("", 1e12), layer("", 1e12)], Std1F1B(2), 4, cluster)
-    assert found.seconds == pytest.approx(seconds)
-
-
-def test_messages_take_time_that_depends_on_the_stage():
-    link = Link(0.5, 1e9)
-    cluster = Cluster(1, 2, 1e12, 1e12, 1e15, link, link)
-    parts = [layer("", 1e12), layer("", 1e12, entering=10**9)]
-    assert evaluated(parts, Std1F1B(2), 1, cluster).seconds == pytest.approx(3 + 3 + 2 * 1.5)
-
-
-def test_memory_has_the_residuals_of_the_microbatches_in_flight():
-    parts = [layer("", 1e12, weights=10, residuals=1000) for _ in range(4)]
-    memory = evaluated(parts, Std1F1B(4), 8).prediction.memory
-    assert (memory.group, memory.residuals) == (0, 4000)
-    assert (memory.weights, memory.gradients, memory.state) == (10, 10, 20)
-    assert evaluated(parts, GPipe(4), 8).prediction.memory.residuals == 8000
-
-
 def test_rematerialisation_keeps_what_enters_and_computes_again():
     parts = [layer("", 1e12, entering=100, residuals=1000) for _ in range(2)]
     plain, again = (evaluated(parts, GPipe(2), 4, remat=remat) for remat in (False, True))
@@ -145,35 +118,25 @@ def test_rematerialisation_keeps_what_enters_and_computes_again():
     assert again.seconds == pytest.approx(plain.seconds * 4 / 3)
 
 
-def test_weights_that_are_divided_over_data_are_gathered_and_take_memory_if_once():
+def test_weights_are_gathered_in_the_dtype_in_which_they_are_read():
     cluster = Cluster(1, 4, 1e12, 1e12, 1e15, Link(0, 1e9), Link(0, 1e9))
-    parts = [layer("", 4e12, weights=4 * 10**9)]
-    plain, each, once = (
-        evaluated(parts, Std1F1B(1), 2, cluster, 8, {"data": 4}, fsdp=fsdp, gather_once=is_once)
-        for fsdp, is_once in ((False, False), (True, False), (True, True))
+    whole = layer("", 4e12, weights=4 * 10**9)
+    half = dataclasses.replace(whole, gathered=2 * 10**9)
+    of_whole, of_half = (
+        evaluated([part], Std1F1B(1), 1, cluster, 4, {"data": 4}, fsdp=True).seconds for part in (whole, half)
     )
-    # 8 rows of 12 s on 4 devices, and one sum of gradients, or two gathers and a scatter of each microbatch.
-    assert plain.seconds - each.seconds == pytest.approx(6 - 2 * 9, rel=1e-3)
-    # A gather and a scatter take as long as a sum.
-    assert plain.seconds == pytest.approx(once.seconds, rel=1e-3)
-    of_plain, memory = plain.prediction.memory, once.prediction.memory
-    assert each.prediction.memory.weights == memory.state / 2 == of_plain.weights / 4
-    assert (memory.weights, memory.gradients) == (1.25 * of_plain.weights, of_plain.gradients)
-    assert memory.state == of_plain.state / 4
+    # The forward and the backward gather three quarters of 4e9 or of 2e9 bytes.
+    assert of_whole - of_half == pytest.approx(2 * 0.75 * 2)
 
 
-def test_shares_of_several_axes_multiply():
-    divisions = {
-        "data": Division(8, 1.0, 0.0, 1.0, received=1.0),
-        "model": Division(8, 0.5, 1.0, 0.5, forward=AllReduces(4e9)),
-    }
-    work = TaskWork(8e12, 0.0)
-    part = Layer("", work, TaskWork(0.0, 0.0), 0, 0, 0, 800, 0, divisions)
-    cluster = Cluster(1, 8, 1e12, 1e12, 1e15, Link(0, 1e9), Link(0, 1e9))
-    found = evaluated([part], Std1F1B(1), 1, cluster, rows=1, submesh={"data": 2, "model": 4})
-    # Half of the operations is divided by 4; the values that are summed are divided over data.
-    assert found.seconds == pytest.approx(8 * (0.5 + 0.5 / 4) / 2 + 2 * 3 / 4 * 2)
-    assert found.prediction.memory.residuals == 800 * (0.5 + 0.5 / 4) / 2
+def test_merged_all_reduces_count_once_where_xla_merges_them():
+    plain = Cluster(1, 4, 1e12, 1e12, 1e15, Link(0, 1e9), Link(0, 1e9))
+    division = {"model": Division(4, 0.0, 0.0, 0.0, backward=AllReduces(3e9, 3, 2e9, 2))}
+    seconds = [
+        evaluated([layer("", 1e12, divisions=division)], Std1F1B(1), 1, cluster, submesh={"model": 2}).seconds
+        for cluster in (plain, dataclasses.replace(plain, merges_all_reduces=True))
+    ]
+    assert seconds == pytest.approx([3 + 3, 3 + 1])
 
 
 def test_tied_weights_of_a_group_are_summed_and_updated_once():

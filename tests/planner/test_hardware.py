@@ -105,11 +105,6 @@ def test_what_nobody_knows_is_named():
         completed({}, {**GIVEN, "speed": 1}, None)
 
 
-def test_links_that_no_message_takes_need_no_number():
-    given = without("device_link", "node_link")
-    assert completed({}, {**given, "nodes": 1, "devices_per_node": 1}, None).device_link == Link()
-
-
 def test_a_link_is_left_out_where_there_is_none():
     given = without("device_link", "node_link")
     assert Cluster(**{**given, "nodes": 1, "devices_per_node": 1}).nodes == 1

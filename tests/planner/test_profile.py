@@ -61,19 +61,6 @@ def test_counts_what_each_layer_has():
     assert profile.outside.nbytes >= 2 * (2 + 3) * weight, "reads weights, moments, gradients; writes two"
 
 
-def test_what_depends_on_rows_is_proportional_to_them():
-    def of_rows(rows):
-        x = jax.ShapeDtypeStruct((MICROBATCHES, rows, WIDTH), jnp.float32)
-        return profile_of(step_of(two_layers, 2), (state_of(shapes), x), {})
-
-    few, many = of_rows(64), of_rows(128)
-    for one, other in zip(few.layers, many.layers, strict=True):
-        assert other.forward.nbytes == 2 * one.forward.nbytes
-        assert other.backward.nbytes == 2 * one.backward.nbytes
-        assert other.residuals == 2 * one.residuals
-        assert other.forward.operations == pytest.approx(2 * one.forward.operations, rel=0.01)
-
-
 def test_values_that_go_past_layers():
     def loss(params, x):
         first = x @ params["in"]

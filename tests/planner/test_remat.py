@@ -55,15 +55,6 @@ def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, policy):
     assert counted == pytest.approx(kept, abs=tokens.nbytes + (entering if loss is scanned_loss_of else 0))
 
 
-def test_policies_keep_less_the_more_they_compute_again():
-    profile = profiled(loss_of)
-    assert {*profile.policies} >= {Remat.NONE, Remat.DOTS_SAVEABLE, Remat.NOTHING_SAVEABLE}
-    kept = [
-        sum(layer.recomputation(policy).residuals for layer in profile.layers) for policy in profile.policies
-    ]
-    assert kept == sorted(set(kept), reverse=True)
-
-
 def cluster(memory):
     link = Link(1e-6, 1e9)
     return mpmd.Cluster(1, 2, memory, 1e9, 1e9, link, link)

@@ -87,13 +87,6 @@ def run(
     return [found.candidate.num_microbatches for found in result.rows], planned, result
 
 
-def test_plans_rank_anew():
-    order, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {1: 9.0})
-    assert (order, planned, result.notes) == ([2, 3, 1], [1, 2, 3], ())
-    assert result.winner.prediction.seconds == 2.0 and not result.rows[0].reason
-    assert result.rows[1].reason.startswith("1.50 times the best")
-
-
 def test_of_equally_fast_ones_the_smallest_plan_wins():
     plans = {1: 1.0, 2: 1.009, 3: 1.011}
     rows = [row(number, seconds) for number, seconds in plans.items()]
@@ -151,6 +144,7 @@ def test_the_simplest_of_those_within_the_expected_error_wins():
     plans = {1: 1.0, 2: 1.02, 3: 1.05, 4: 1.06}
     order, _, result = run(rows, plans)
     assert order == [3, 1, 2, 4], "4 is further off than the error of a plan, 5%"
+    assert result.notes == (), "all are planned"
     assert (
         result.rows[1].reason
         == "as fast, 0.95 times the best within the expected error of 5%; its groups differ"
@@ -176,13 +170,6 @@ def test_what_is_simpler_wins_within_the_expected_error(complex_one, simple_one,
     assert order == [1, 2], "further off than the error of a plan, 5%"
 
 
-def test_the_simplest_that_may_be_as_fast_is_planned_first():
-    uneven = row(2, 1.01, submeshes=({"data": 2}, {"data": 1}))
-    rows = [row(1, 1.0, schedule=ZeroBubble(2), submeshes=TWO), uneven, row(3, 1.05, submeshes=TWO)]
-    order, planned, _ = run(rows, dict.fromkeys((1, 2, 3), 1.0), simulate=2)
-    assert (planned, order[0]) == ([3, 1], 3)
-
-
 def test_rows_that_are_not_measured_are_scaled():
     rows, plans = [row(n, 1.0) for n in (1, 2, 3, 4)], {}
     order, _, result = run(rows, plans, measure=2, measured={1: 2.5, 2: 3.0})
@@ -192,13 +179,6 @@ def test_rows_that_are_not_measured_are_scaled():
     assert result.rows[2].reason.startswith("2.40 times the best")
     assert result.rows[0].prediction.expected_error < result.rows[2].prediction.expected_error
     assert "tasks were measured: 2;" in result.notes[0] and "by 2.00, the median" in result.notes[0]
-
-
-def test_slow_measured_rows_do_not_keep_another_from_being_measured():
-    plans = {1: 1.0, 2: 1.0, 3: 1.2, 4: 1.5}
-    order, _, result = run([row(n, 1.0) for n in plans], plans, measure=2, measured={1: 1.4, 2: 1.41, 3: 1.1})
-    assert order[0] == 3 and result.rows[-1].candidate.num_microbatches == 4
-    assert [found.prediction.source for found in result.rows] == ["measurement"] * 3 + ["simulation"]
 
 
 @pytest.mark.parametrize(("asked", "sources"), [(1, "mmmpp"), (2, "mmmmp")])

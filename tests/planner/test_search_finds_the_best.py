@@ -1,5 +1,6 @@
 """The search against simulating every candidate, for random layers on small clusters."""
 
+import dataclasses
 import random
 
 import pytest
@@ -51,6 +52,13 @@ def random_problem(seed, most_layers, most_devices):
     return profile(tuple(parts), rows=draw.choice([2, 4])), cluster, draw.random() < 0.5
 
 
+def with_slow_devices(cluster):
+    """Two of the devices at most, and one that is slower and has more memory."""
+    fast = dataclasses.replace(cluster, devices_per_node=min(2, cluster.devices_per_node), kind="fast")
+    slow = {"devices_per_node": 1, "flops": cluster.flops / 3, "memory": 2 * cluster.memory, "kind": "slow"}
+    return Cluster.of([fast, dataclasses.replace(cluster, **slow)], link=cluster.device_link)
+
+
 def best_seconds(made, cluster, constraints, exhaustive=True):
     """The predicted seconds of the best candidate; ``None`` where nothing fits."""
     try:
@@ -60,11 +68,14 @@ def best_seconds(made, cluster, constraints, exhaustive=True):
         return None
 
 
+@pytest.mark.parametrize("kinds", [1, 2])
 @settings(max_examples=settings.default.max_examples // 6)
-@given(st.integers(0, 10_000))
-def test_what_is_exact_is_the_best_of_all(seed):
+@given(seed=st.integers(0, 10_000))
+def test_what_is_exact_is_the_best_of_all(kinds, seed):
     made, cluster, remat = random_problem(seed, most_layers=3, most_devices=3)
     fsdp = (False, True) if cluster.devices_per_node > 1 else (False,)
+    if kinds == 2:
+        cluster = with_slow_devices(cluster)
     best = brute_force(CostModel(made, cluster), (remat,), fsdp)
     seconds = best_seconds(made, cluster, Constraints(remat=(Remat.of(remat),)))
     assert (seconds is None) == (best is None)

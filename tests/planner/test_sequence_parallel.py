@@ -74,7 +74,7 @@ def test_computes_what_plain_jax_computes(case):
 
 
 def test_a_step_of_rows_alone_is_divided_by_rows():
-    args = planned_steps.arguments(planned_steps.open_step, num_layers=2)
+    args = planned_steps.arguments(num_layers=2)
     fixes = {"groups": 1, "submesh": {"model": 4}, "num_microbatches": 2, "remat": False}
     choice = chosen(planned_steps.open_step, args, **fixes, sequence_parallel=True)
     expected = jax.jit(planned_steps.open_step)(*args)
@@ -168,6 +168,6 @@ def test_refuses_what_cannot_be_divided(trials, fixes, message):
 
 
 def test_refuses_a_step_without_a_loop():
-    step, args = planned_steps.step_without_a_loop, planned_steps.arguments(planned_steps.step_without_a_loop)
+    step, args = planned_steps.step_without_a_loop, planned_steps.arguments()
     with pytest.raises(ValueError, match="it has no loop"):
         mpmd.plan(step, *args, cluster=CLUSTER, sequence_parallel=True)

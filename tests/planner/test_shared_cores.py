@@ -12,7 +12,6 @@ from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.shared_cores import devices_at_once, groups_at_once, time_alone
 from mpmd.planner.submesh import Submesh
 from mpmd.planner.trials import realize
 from mpmd.planner.trials.measure import MeasuredTasks
@@ -22,12 +21,6 @@ from tests.support.small_plans import MICROBATCHES, lowered
 
 SHARED = mpmd.Cluster(1, 4, 1e9, 1e9, 1e9, Link(), Link(), task_overhead=1.0, alone=2.0)
 """Four devices on the cores of two."""
-
-
-def test_devices_that_share_half_of_the_cores():
-    assert devices_at_once(SHARED) == 2
-    assert [time_alone(SHARED, devices) for devices in (1, 2, 3, 4)] == [0.5, 0.5, 0.75, 1.0]
-    assert [groups_at_once(SHARED, devices) for devices in (1, 1.5, 2, 4)] == [2, 2 / 1.5, 1, 1]
 
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 2, 1), (3, 1)])
@@ -41,13 +34,6 @@ def test_devices_of_one_core_gain_nothing(sizes):
     evaluation = evaluate(CostModel(made, cluster), candidate)
     # 48 rows and 4 layers of 3e9 operations, at four times the 1e9 of a device beside the others.
     assert evaluation.seconds == pytest.approx(48 * 4 * 3 / 4)
-
-
-@pytest.mark.parametrize("change", [{"alone": 1.0}, {"nodes": 2}])
-def test_devices_that_share_nothing(change):
-    own = dataclasses.replace(SHARED, **change)
-    assert time_alone(own, 1) == time_alone(own, 4) == 1.0
-    assert math.isinf(devices_at_once(own)) and math.isinf(groups_at_once(own, 2))
 
 
 @functools.cache

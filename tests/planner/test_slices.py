@@ -23,7 +23,6 @@ from tests.support.models import descend
 from tests.support.parity import assert_close
 from tests.support.planned_steps import CLUSTER
 from tests.support.profiles import layer, profile
-from tests.support.programs import PROGRAMS
 from tests.support.programs.sliced_models import (
     LENGTH,
     decoder,
@@ -134,13 +133,6 @@ def test_slices_are_those_of_marks_that_stand_in_each():
     assert stages(mpmd.Std1F1B(STAGES), loss=scores_in_slices) == (STAGES, 1)
 
 
-@pytest.mark.slow
-def test_slices_of_scans_with_marks():
-    case = next(program for program in PROGRAMS if program.name == "slices_of_scans_with_marks").case()
-    (loop,) = traced_layers(case.step, (case.state, *case.batch), {}).written.values()
-    assert (loop.stages.count, loop.stages.slices) == (loop.schedule.num_stages, loop.schedule.slices)
-
-
 @pytest.mark.parametrize("name", SLICED)
 def test_families_are_those_of_their_schedules(name):
     schedule = build(name, 4, 4, 2)
@@ -157,14 +149,6 @@ def of_equal_stages(schedule, number=4, cluster=FAST, **of_layer):
         CostModel(made, cluster),
         Candidate((1,) * len(parts), ({},) * schedule.mpmd_dim, schedule, number, False, False),
     ).prediction
-
-
-def test_slices_shorten_the_step_and_keep_less():
-    whole, sliced = (of_equal_stages(one, residuals=1200) for one in (mpmd.Std1F1B(4), mpmd.Seq1F1B(4, 4)))
-    assert whole.bubble == pytest.approx(3 / 7) and sliced.bubble == pytest.approx(3 / 19)
-    assert sliced.seconds == pytest.approx(3 * (4 + 3 / 4))
-    assert sliced.stage_seconds == pytest.approx(whole.stage_seconds)
-    assert (whole.memory.residuals, sliced.memory.residuals) == (4 * 1200, 7 / 4 * 1200)
 
 
 def test_slices_pay_latencies_overheads_and_weights_again():

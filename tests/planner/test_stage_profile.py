@@ -60,7 +60,7 @@ def test_every_run_of_layers_is_there_on_every_submesh_once():
 def planned():
     """The choice for two groups, for a step that is divided into two layers."""
     fixes = {"groups": 2, "submesh": {}, "schedule": "Std1F1B", "num_microbatches": 2, "remat": False}
-    args = arguments(open_step)
+    args = arguments()
     return mpmd.plan(open_step, *args, cluster=CLUSTER, num_layers=2, simulate=1, **fixes)
 
 
@@ -86,6 +86,6 @@ def test_a_choice_shows_the_table_of_its_loop():
     ],
 )
 def test_numbers_of_layers_that_cannot_be(step, num_layers, message):
-    args = arguments(marked_step if step is marked_step else open_step, cut=step is marked_step)
+    args = arguments(cut=step is marked_step)
     with pytest.raises(ValueError, match=message):
         mpmd.plan(step, *args, cluster=CLUSTER, num_layers=num_layers)

@@ -11,7 +11,7 @@ from tests.support.planned_steps import CLUSTER, arguments, open_step
 
 @pytest.mark.slow
 def test_a_choice_runs_on_the_groups_that_it_launches(local_ray):
-    args = arguments(open_step)
+    args = arguments()
     choice = mpmd.plan(
         open_step, *args, cluster=CLUSTER, groups=2, submesh={"data": 2}, num_microbatches=4, simulate=1
     )

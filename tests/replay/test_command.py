@@ -138,29 +138,8 @@ def written(archive, name, array):
     archive.writestr(f"{name}.npy", content.getvalue())
 
 
-def with_header(text):
-    """Writes each array behind a header of numpy's format with this text, whatever it is."""
-    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
-    return of_another_archive(lambda a, n, v: a.writestr(f"{n}.npy", content + v.tobytes()))
-
-
-HEADERS = [
-    b"{[]: 1}",
-    b"{'descr': '<f4', 1: False, 'shape': (1,)}",
-    b"'''abc",
-    b"-" * 9000 + b"1",
-]
-"""Texts on which numpy's reader of headers fails in different ways."""
-
-
 def with_compression(archive, name, array):
     archive.writestr(f"{name}.npy", bytes(2**20), zipfile.ZIP_DEFLATED)
-
-
-def nested(directory):
-    data = json.loads((directory / "task.json").read_text())
-    path = "[" * 300 + "]" * 300
-    (directory / "task.json").write_text(json.dumps({**data, "evaluation": None}).replace("null", path, 1))
 
 
 def changed(name, value):
@@ -192,24 +171,18 @@ BOMB = bytes(2**26 + 1)
         (without("task.mlir"), "task.mlir: No such file"),
         (with_a_pipe, "task.json is damaged: it is no regular file"),
         (lambda directory: (directory / "task.json").write_bytes(BOMB), "it has more than 64 MiB"),
-        (lambda directory: (directory / "task.json").write_text("[" * 200000), "task.json is damaged"),
-        (nested, "task.json is damaged: it is nested more than 200 levels deep"),
         (changed("dtype", "object"), "no dtype 'object'"),
         (changed("shape", [10**30]), "inputs.npz is damaged: it has "),
         (changed("shape", [-1]), "no array has the shape"),
         (changed("name", "../task.json"), "no item named '../task.json.npy'"),
         (changed("submesh", [["data", 0]]), "no group has the devices"),
         (changed("evaluation", 3), "task.json is damaged: evaluation"),
-        (changed("not_exported", None), "task.json is damaged: not_exported"),
-        (changed("spec", ["nowhere"]), "cannot run with JAX"),
         (changed("result_shape", [3, 3, 3]), "cannot run with JAX"),
         (rewritten("inputs.npz", with_a_changed_value), "inputs.npz is damaged: Bad CRC-32"),
         (rewritten("inputs.npz", lambda data: data[:-4]), "inputs.npz is damaged"),
         (of_another_archive(lambda *args: None), "inputs.npz is damaged"),
         (of_another_archive(with_compression), "is compressed"),
         (of_another_archive(lambda a, n, v: written(a, n, v.astype(object))), "as task.json says"),
-        (of_another_archive(lambda a, n, v: a.writestr(f"{n}.npy", b"#!")), "inputs.npz is damaged"),
-        *((with_header(text), "as task.json says") for text in HEADERS),
         (rewritten("task.mlir", lambda data: BOMB), "it has more than 64 MiB"),
         (rewritten("task.mlir", lambda data: data[: len(data) // 2]), "cannot run with JAX"),
     ],

@@ -187,17 +187,3 @@ def test_a_long_loop_ends_with_the_time(monkeypatch, loop):
     assert first.reaches_result and first.first.source.primitive == "sqrt"
     ((source, reason),) = first.skipped
     assert reason.startswith("stopped after 0.5 s") and "test_walk.py" in source.line
-
-
-def test_an_equation_that_calls_python_is_named_and_not_evaluated():
-    def host(x):
-        raise AssertionError("Python was called")
-
-    def calls_back(x):
-        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return jnp.log(jax.pure_callback(host, shape, x) - 9), jnp.sqrt(x)
-
-    evaluation = evaluated(calls_back, X)
-    ((source, reason),) = evaluation.skipped
-    assert (source.primitive, reason) == ("pure_callback", "it calls Python")
-    assert evaluation.first.source.primitive == "sqrt" and not evaluation.others

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
-import math
 from collections.abc import Iterator
 
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel
+from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.schedules import FAMILIES, Schedule
-
-KINDS: tuple[Kind, ...] = ("model", "sequence", "data")
 
 
 def brute_force(model: CostModel, remat: tuple[bool, ...], fsdp: tuple[bool, ...]) -> Row | None:
     """The shortest step that fits; ``None`` if nothing fits."""
     evaluations = (evaluate(model, candidate) for candidate in every_candidate(model, remat, fsdp))
-    fitting = (e for e in evaluations if e.prediction.memory.total <= model.cluster.memory)
-    return min(fitting, key=lambda evaluation: evaluation.seconds, default=None)
+    fitting = (row for row in evaluations if row.missing_bytes(model.cluster) <= 0)
+    return min(fitting, key=lambda row: row.seconds, default=None)
 
 
 def every_candidate(model: CostModel, remat: tuple[bool, ...], fsdp: tuple[bool, ...]) -> Iterator[Candidate]:
     """Each cut, each submesh of each group, each schedule that is not made for given times, and so on."""
-    profile, devices = model.profile, model.cluster.nodes * model.cluster.devices_per_node
+    profile, cluster = model.profile, model.cluster
+    submesh_options = [
+        submesh
+        for name, pool in zip(cluster.pool_names, cluster.pools, strict=True)
+        for submesh in _submeshes(profile, pool.num_devices, name)
+    ]
     for cut in _cuts(len(profile.layers)):
         for schedule in _schedules(len(cut), profile.has_backward):
-            for submeshes in itertools.product(_submeshes(profile, devices), repeat=schedule.mpmd_dim):
-                if sum(math.prod(submesh.values()) for submesh in submeshes) > devices:
+            for submeshes in itertools.product(submesh_options, repeat=schedule.mpmd_dim):
+                used = collections.Counter[str]()
+                for submesh in submeshes:
+                    used[submesh.pool] += submesh.num_devices
+                if any(number > cluster.pool(name).num_devices for name, number in used.items()):
                     continue
                 for number in range(1, profile.rows + 1):
                     rows, left = divmod(profile.rows, number)
@@ -56,10 +63,10 @@ def _schedules(num_stages: int, has_backward: bool) -> Iterator[Schedule]:
                 continue
 
 
-def _submeshes(profile: LayerProfile, devices: int) -> list[dict[Kind, int]]:
-    sizes = [[n for n in range(1, devices + 1) if _divides(profile, kind, n)] for kind in KINDS]
-    products = (dict(zip(KINDS, choice, strict=True)) for choice in itertools.product(*sizes))
-    return [submesh for submesh in products if math.prod(submesh.values()) <= devices]
+def _submeshes(profile: LayerProfile, devices: int, pool: str) -> list[Submesh]:
+    sizes = [[n for n in range(1, devices + 1) if _divides(profile, kind, n)] for kind in INNERMOST_FIRST]
+    submeshes = (Submesh(*choice, pool) for choice in itertools.product(*sizes))
+    return [submesh for submesh in submeshes if submesh.num_devices <= devices]
 
 
 def _divides(profile: LayerProfile, kind: Kind, number: int) -> bool:

@@ -51,11 +51,6 @@ def loss_of(params, x, y):
     return jnp.mean((x - y) ** 2)
 
 
-def scanned_loss_of(params, x, y):
-    x, _ = jax.lax.scan(lambda x, layer: (layer_of(layer, x), None), x, params)
-    return jnp.mean((x - y) ** 2)
-
-
 def updated(params, state, grads):
     updates, state = ADAM.update(grads, state, params)
     return optax.apply_updates(params, updates), state
@@ -64,11 +59,6 @@ def updated(params, state, grads):
 def open_step(params, state, x, y):
     """Leaves everything open."""
     loss, grads = mpmd.value_and_grad(loss_of)(params, x, y)
-    return *updated(params, state, grads), loss
-
-
-def open_scanned_step(params, state, x, y):
-    loss, grads = mpmd.value_and_grad(scanned_loss_of)(params, x, y)
     return *updated(params, state, grads), loss
 
 
@@ -89,11 +79,9 @@ def marked_step(params, state, x, y):
     return *updated(params, state, grads), loss
 
 
-def arguments(step, cut=False, num_layers=LAYERS):
+def arguments(cut=False, num_layers=LAYERS):
     """The arguments of one of these steps; ``cut``: with a batch of four microbatches."""
     params = params_of(num_layers)
-    if step is open_scanned_step:
-        params = jax.tree.map(lambda *layers: jnp.stack(layers), *params)
     x, y = mpmd.microbatches(batch(), 4) if cut else batch()
     return params, ADAM.init(params), x, y
 

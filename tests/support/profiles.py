@@ -87,26 +87,6 @@ def _block(index: int, width: int, heads: int, length: int) -> Layer:
     )
 
 
-def u_net(depth: int = 4, rows: int = 256) -> LayerProfile:
-    """Convolutions whose images shrink and grow again, with values that skip from one side to the other."""
-    levels = [*range(depth), *reversed(range(depth))]
-    layers = []
-    for index, level in enumerate(levels):
-        channels, pixels = 64 * 2**level, (128 // 2**level) ** 2
-        weights, image = 9 * channels * channels, 4 * channels * pixels
-        layers.append(
-            layer(
-                f"level {level} {'down' if index < depth else 'up'}",
-                2.0 * weights * pixels,
-                weights=4 * weights,
-                entering=image,
-                residuals=3 * image,
-            )
-        )
-    skips = tuple((level, len(levels) - 1 - level, layers[level].entering) for level in range(depth - 1))
-    return profile(tuple(layers), rows, skips=skips)
-
-
 def layer(
     name: str,
     operations: float,
