@@ -48,20 +48,6 @@ def test_a_mean(n):
     assert_close(mpmd.grad(mse, num_microbatches=n)(weights(2), X, Y), actual[1])
 
 
-def test_it_is_what_treduce_computes():
-    """To the last bit."""
-
-    def by_treduce(params, x, y):
-        return mpmd.treduce(
-            lambda mb: jax.value_and_grad(mse)(params, *mb),
-            mpmd.microbatches((x, y), 4),
-            operation=mpmd.Mean,
-        )
-
-    actual = jax.jit(mpmd.value_and_grad(mse, num_microbatches=4))(weights(2), X, Y)
-    jax.tree.map(np.testing.assert_array_equal, actual, jax.jit(by_treduce)(weights(2), X, Y))
-
-
 def test_a_sum():
     def total(params, x, y):
         return jnp.sum((layer(params, x) - y) ** 2)

@@ -49,11 +49,9 @@ def test_a_mesh_without_groups():
     "transform",
     [
         lambda f: jax.jit(lambda *args: f(*args)),
-        lambda f: jax.grad(lambda *args: f(*args)[1][0]),
         lambda f: jax.vmap(lambda state, *args: f(state, *args), in_axes=(None, 0, 0)),
-        lambda f: lambda *args: jax.lax.scan(lambda state, _: f(state, *args[1:]), args[0], length=2),
     ],
-    ids=["jit", "grad", "vmap", "scan"],
+    ids=["jit", "vmap"],
 )
 def test_a_compiled_step_cannot_be_transformed(transform):
     with pytest.raises(TypeError, match=r"cannot be traced: call it outside of jax.jit"):
@@ -123,17 +121,9 @@ def test_an_operation_whose_state_is_no_array():
 
 IN_PLACE = {
     operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
     operator.imatmul: operator.matmul,
-    operator.itruediv: operator.truediv,
     operator.ifloordiv: operator.floordiv,
-    operator.imod: operator.mod,
-    operator.ipow: operator.pow,
     operator.ilshift: operator.lshift,
-    operator.irshift: operator.rshift,
-    operator.iand: operator.and_,
-    operator.ixor: operator.xor,
     operator.ior: operator.or_,
 }
 
@@ -159,10 +149,6 @@ def test_an_operation_in_place_makes_another_array():
     "write",
     [
         lambda array: np.add(array, 1, out=array),
-        lambda array: np.add(np.ones((4, 4), int), 1, out=array),
-        lambda array: np.divmod(np.ones((4, 4), int), 2, out=(None, array)),
-        lambda array: np.add.reduce(np.ones((2, 4, 4), int), out=array),
-        lambda array: np.sum(np.ones((2, 4, 4), int), axis=0, out=array),
         lambda array: np.add.at(array, 0, 1),
     ],
 )

@@ -99,24 +99,6 @@ def test_no_weight_moves_between_loops():
     assert all(len(leaf.mpmd_idxs) == 1 for leaf in step.plan.inputs[:8])
 
 
-def test_a_loop_waits_for_no_update_that_it_does_not_read():
-    """The updates of both losses come after both loops; with a norm, they would have all groups wait."""
-
-    def step(params, xs, ys):
-        one, first = gradients(mse, params[0], (xs, ys), mpmd.Std1F1B(4))
-        two, second = gradients(mse, params[1], (xs, ys), mpmd.Std1F1B(4))
-        return (descend(params[0], first), descend(params[1], second)), one + two
-
-    plan = planned(step, (weights(4), weights(4)), *batch()).plan
-    for program in plan.programs:
-        tasks = [run.task for run in program.runs]
-        first_outside = [i for i, task in enumerate(tasks) if isinstance(task, OutsideTask)]
-        assert {str(tasks[i]) for i in first_outside} <= {"before_0", "between_1__0", "after_0"}
-        assert sum(str(task).startswith("after") for task in tasks) == 1
-        between = [run for run in program.runs if str(run.task) == "between_1__0"]
-        assert all(not run.inputs for run in between), "zeros for accumulators alone"
-
-
 def test_equal_tasks_of_all_loops_share_executables():
     step = planned(epochs(mpmd.Std1F1B(4), mpmd.Std1F1B(4), mpmd.Std1F1B(4)), weights(4), *batch())
     kinds = {"fwd", "bwd"}
@@ -190,19 +172,6 @@ def test_callbacks_keep_their_order(mesh):
     names = [name for name, *_ in in_order(step, mesh, seen, weights(2), *batch())]
     first = ["before 0", *["stage of 0"] * 4, "after 0"]
     assert names == [*first, "before 1", *["stage of 1"] * 3, "after 1"]
-
-
-def test_prints_name_the_loop(mesh, capfd):
-    def loss(params, x, y):
-        h = mlp(params, x)
-        jax.debug.print("loss")
-        return squares(h, y)
-
-    step = epochs(mpmd.Std1F1B(2), mpmd.GPipe(2), loss=loss)
-    jax.block_until_ready(mpmd.jit(step, mesh)(weights(2), *batch()))
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[:4] == [f"[stage 1 of loop 0, microbatch {i}] loss" for i in range(4)]
-    assert lines[4:] == [f"[stage 1 of loop 1, microbatch {i}] loss" for i in range(4)]
 
 
 def test_a_failing_task_says_of_which_loop_it_is(mesh):

@@ -41,16 +41,6 @@ def test_shapes_of_partial_sums_are_refused():
         planned(step, partial, ROWS, axes={"fsdp": 2})
 
 
-def test_gradients_of_reduced_weights_are_refused():
-    """They are unreduced, and JAX adds them to no accumulator that is not."""
-
-    def reduced(params, x):
-        return step([reshard(w, P(reduced={"fsdp"})) for w in params], x)
-
-    with mpmd.MpmdMesh(grid(2, 2), "stage") as mesh, pytest.raises(Exception, match="Please reduce"):
-        mpmd.jit(reduced, mesh, in_specs=(P(), P("fsdp")))(WEIGHTS, ROWS)
-
-
 def test_partial_sums_behind_the_loop_are_refused_or_right():
     def resharded(params, x):
         value, gradients = step(params, x)
