@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import ROW_SPECS, batch, descend, mse, sgd_step, shrink, weights
+from tests.support.models import ROW_SPECS, batch, mse, sgd_step, shrink, weights
 from tests.support.parity import assert_close, assert_like_jit, assert_parity, mesh_of
 
 CONTEXTS = {
@@ -21,22 +21,9 @@ CONTEXTS = {
 @pytest.mark.usual("jit disabled")
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
 def test_contexts_of_jax(mesh, context):
-    def step(state, xs, ys):
-        def loss(params, i):
-            h = mpmd.mark_stage_end(jnp.tanh(xs[i] @ params[0]["w"]))
-            return jnp.mean(jnp.square(jnp.tanh(h @ params[1]["w"]) - ys[i])), h
-
-        (total, stacked), grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss, has_aux=True)(state, i),
-            len(xs),
-            mpmd.Std1F1B(2),
-            ((mpmd.Add, mpmd.Concat(1)), mpmd.Add),
-        )
-        return descend(state, grads, jnp.float32(0.1)), (total, stacked)
-
     arguments = (weights(2), *batch(2))
     with context():
-        assert_like_jit(mesh, step, *arguments)
+        assert_like_jit(mesh, sgd_step(mse, mpmd.Std1F1B(2)), *arguments)
 
 
 def test_numpy_arguments_are_read_during_the_call(mesh):
