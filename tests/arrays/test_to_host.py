@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 import mpmd
-from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.models import batch, shrink, weights
 
 
-def with_key(state, key, xs, ys):
-    state, (loss, _) = make_step(mse, mpmd.Std1F1B(2))(state, xs, ys)
-    return {"state": state, "loss": loss, "key": jax.random.split(key, 99), "wide": jnp.ones((99, 99))}
+def with_key(state, key):
+    return {"state": shrink(state, *batch()), "key": jax.random.split(key, 99), "wide": jnp.ones((99, 99))}
 
 
 def test_a_tree_on_the_host(mesh):
-    args = (init(weights(2)), jax.random.key(0), *batch())
+    args = weights(2), jax.random.key(0)
     result = mpmd.jit(with_key, mesh)(*args)
     expected = jax.jit(with_key)(*args)
     got = mpmd.to_host(result | {"here": jnp.arange(3), "count": 3, "name": "run", "nothing": None})
@@ -50,21 +49,3 @@ def test_all_arrays_are_asked_for_before_one_is_waited_for(mesh, monkeypatch, re
     assert log == ["asked"] * 3 + ["read"] * 3  # the sum comes with the reply
     np.testing.assert_array_equal(results[0], np.full(99, 2))
     assert log[6:] == ["asked", "read"]  # no second copy is kept here
-
-
-def test_what_went_wrong_in_the_step_is_raised(mesh):
-    def fail(x):
-        raise ValueError("no")
-
-    def step(xs):
-        def body(x):
-            return jax.pure_callback(fail, jax.ShapeDtypeStruct(x.shape, x.dtype), mpmd.mark_stage_end(x))
-
-        return mpmd.treduce(body, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
-
-    result = mpmd.jit(step, mesh)(jnp.ones((2, 99)))
-    with pytest.raises(mpmd.TaskError, match="failed on group 1"):
-        mpmd.to_host([result])
-    result.delete()
-    with pytest.raises(RuntimeError, match="donated to a step or deleted"):
-        mpmd.to_host([result])

@@ -1,8 +1,6 @@
 """How steps are called: signatures, donation, counters, new shapes; what is compiled and when."""
 
 import functools
-import gc
-import time
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from tests.support.models import WIDTH, batch, init, make_step, mlp, mse, planned, shrink, weights
+from tests.support.models import WIDTH, batch, mlp, shrink, weights
 from tests.support.parity import assert_close, compiles, copied
 from tests.support.programs.table import loop
 
@@ -25,19 +23,11 @@ def state_last(xs, ys, state, /):
     return total, new
 
 
-def one_tree(everything):
-    new, total = shrink(everything["state"], *everything["batch"])
-    return {"state": new, "loss": total, "batch": everything["batch"]}
-
-
 class Trainer:
     rate = 0.1
 
     def step(self, state, xs, ys):
         return shrink(state, xs, ys, self.rate)
-
-    def __call__(self, state, batch, **options):
-        return shrink(state, *batch, **options)
 
 
 def arguments():
@@ -50,16 +40,11 @@ def wide(leaf):
 
 CALLS = {
     "some by name": (shrink, lambda: (arguments()[:1], {"ys": batch()[1], "xs": batch()[0]})),
-    "with a default": (shrink, lambda: (arguments(), {"rate": 0.05})),
     "state last": (state_last, lambda: ((*batch(), weights(2)), {})),
-    "one tree": (one_tree, lambda: (({"state": weights(2), "batch": batch()},), {})),
     "method": (Trainer().step, lambda: (arguments(), {})),
-    "callable object": (Trainer(), lambda: ((weights(2), batch()), {"rate": 0.1})),
     "partial of the state": (functools.partial(shrink, weights(2)), lambda: (batch(), {})),
     "jitted": (jax.jit(shrink), lambda: (arguments(), {})),
-    "numpy": (shrink, lambda: (jax.tree.map(np.asarray, arguments()), {})),
     "numpy of 64 bits": (shrink, lambda: (jax.tree.map(wide, arguments()), {})),
-    "none leaves": (lambda state, xs, ys, _: shrink(state, xs, ys), lambda: ((*arguments(), None), {})),
     "unused arguments": (
         lambda s, xs, ys, a, b: shrink(s, xs, ys),
         lambda: ((*arguments(), 0, {"b": 1}), {}),
@@ -135,26 +120,6 @@ def test_a_step_counter_compiles_nothing_after_the_first_step(mesh, start):
     assert int(count) == 3
 
 
-def test_executables_do_not_grow_with_stages():
-    """The first and the last stage may differ from those between, which are all alike."""
-    counts = []
-    for stages in (4, 8):
-        step = make_step(mse, mpmd.Interleaved1F1B(stages, 4))
-        plan = planned(step, init(weights(stages)), *batch(), groups=4).plan
-        counts.append([e.name.split("_")[0] for e in plan.executables])
-    for kind, most in [("fwd", 3), ("bwd", 3)]:
-        assert counts[0].count(kind) == counts[1].count(kind) <= most
-
-
-def test_executables_do_not_grow_with_microbatches():
-    counts = []
-    for microbatches in (4, 9):
-        step = make_step(mse, mpmd.Std1F1B(4))
-        plan = planned(step, init(weights(4)), *batch(microbatches), groups=4).plan
-        counts.append(len(plan.executables))
-    assert counts[0] == counts[1]
-
-
 # Donation.
 
 
@@ -182,23 +147,6 @@ def test_the_last_donated_however_it_is_passed(mesh, by_name):
     assert_close(result, jax.jit(shrink)(*arguments()))
     dead = [name for name, value in given.items() if jax.tree.leaves(value)[0].is_deleted()]
     assert dead == ["ys"]
-
-
-def test_donated_frozen_and_forwarded_arguments(mesh):
-    """What is returned as it came stays alive under its new name."""
-
-    def step(state, xs, ys):
-        params, frozen, extra = state
-        new, total = shrink(params, xs + frozen, ys)
-        return (new, frozen, extra), (total, extra)
-
-    state = (weights(2), jnp.ones(WIDTH), jnp.arange(3.0))
-    expected = jax.jit(step)(jax.jit(step)(state, *batch())[0], *batch())
-    compiled = mpmd.jit(step, mesh, donate_argnums=0)
-    first, _ = compiled(copied(state), *batch())
-    second = compiled(first, *batch())
-    assert first[1].is_deleted()
-    assert_close(second, expected)
 
 
 def test_a_result_survives_the_donation_of_the_state_that_it_is_part_of(mesh):
@@ -230,28 +178,6 @@ def test_the_same_array_twice(mesh):
     state, _ = mpmd.jit(shrink, mesh)(params, *batch())
     with pytest.raises(ValueError, match="are the same array and it is donated"):
         donating([state[0], state[0]], *batch())
-
-
-def test_steps_leave_nothing_behind(mesh):
-    """The groups hold no more values after ten steps than after three."""
-    step = mpmd.jit(shrink, mesh, donate_argnums=0)
-    state = copied(weights(2))
-
-    def live_arrays(after: int) -> int:
-        nonlocal state
-        for _ in range(after):
-            state, total = step(state, *batch())
-            jax.block_until_ready((state, total))  # every group has ended the step
-        gc.collect()
-        return len(jax.live_arrays())
-
-    after_three = live_arrays(3)
-    after_ten = live_arrays(7)
-    waiting_until = time.monotonic() + 60
-    while after_ten > after_three and time.monotonic() < waiting_until:
-        time.sleep(0.01)  # a thread drops the last values just after it has said that they are there
-        after_ten = live_arrays(0)
-    assert after_ten <= after_three
 
 
 # Other arguments on a later call.

@@ -6,41 +6,22 @@ import pytest
 
 import mpmd
 from tests.compiler.split.test_split_backwards import Descending
-from tests.support.models import batch, planned, squares, weights
+from tests.support.models import batch, descend, planned, squares, weights
 from tests.support.parity import assert_close, assert_parity, mesh_of
-from tests.support.programs.carried import batch_norm, running_norm, statistics, through, with_gradients
-
-
-def step_of(loss, schedule=None, **options):
-    def step(state, xs, ys):
-        params, carry = state
-
-        carry, (losses, grads) = mpmd.treduce(
-            with_gradients(loss, params),
-            (xs, ys),
-            schedule=schedule or mpmd.Std1F1B(2),
-            carry=carry,
-            **options,
-        )
-        return (params, carry), (losses, grads)
-
-    return step
+from tests.support.programs.carried import batch_norm, case, running_norm, statistics, through, with_gradients
 
 
 def test_under_plain_jax_it_is_that_of_a_scan():
     loss, (xs, ys) = through(batch_norm, 2), batch(4)
-    params, carry = state = weights(2), statistics(2)
-
+    trained = case(loss, weights(2), statistics(2), mpmd.Std1F1B(2))
+    params, carry = trained.state
     one = with_gradients(loss, params)
     carry, (losses, grads) = jax.jit(lambda carry: jax.lax.scan(one, carry, (xs, ys)))(carry)
-    expected = (params, carry), (losses, jax.tree.map(lambda g: g.sum(0), grads))
-    assert_close(jax.jit(step_of(loss))(state, xs, ys), expected)
+    expected = (descend(params, jax.tree.map(lambda g: g.sum(0), grads)), carry), losses.sum()
+    assert_close(jax.jit(trained.step)(trained.state, xs, ys), expected)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "num_microbatches"), [(mpmd.ForwardOnly(2, 2), 4), (mpmd.GPipe(2), 1), (mpmd.Std1F1B(2), 8)]
-)
-def test_loops_without_gradients_and_of_any_length(schedule, num_microbatches):
+def test_a_loop_without_gradients():
     def step(state, xs, ys):
         params, carry = state
 
@@ -52,19 +33,19 @@ def test_loops_without_gradients_and_of_any_length(schedule, num_microbatches):
         carry, results = mpmd.treduce(
             of_microbatch,
             (xs, ys),
-            schedule=schedule,
+            schedule=mpmd.ForwardOnly(2, 2),
             operation=(mpmd.Concat(), mpmd.Add, mpmd.Concat()),
             carry=carry,
         )
         return (params, carry), results
 
-    assert_parity(step, (weights(2), statistics(2)), *batch(num_microbatches), mesh=mesh_of(2))
+    assert_parity(step, (weights(2), statistics(2)), *batch(), mesh=mesh_of(2))
 
 
 def test_a_forward_reads_what_the_one_before_it_made():
     """So every reader of the plan has the microbatches of a stage in their order."""
-    step, state = step_of(through(batch_norm, 2), mpmd.GPipe(2)), (weights(2), statistics(2))
-    plan = planned(step, state, *batch(4)).plan
+    trained = case(through(batch_norm, 2), weights(2), statistics(2), mpmd.GPipe(2))
+    plan = planned(trained.step, trained.state, *batch(4)).plan
     runs = {str(run.task): run for run in plan.programs[0].runs}
     for microbatch in range(1, 4):
         handed = set(runs[f"fwd_0__{microbatch - 1}"].outputs) & set(runs[f"fwd_0__{microbatch}"].inputs)
@@ -72,8 +53,9 @@ def test_a_forward_reads_what_the_one_before_it_made():
 
 
 def refused(loss, schedule=None):
+    trained = case(loss, weights(2), statistics(2), schedule or mpmd.Std1F1B(2))
     with pytest.raises(mpmd.CompileError) as caught:
-        planned(step_of(loss, schedule), (weights(2), statistics(2)), *batch(4))
+        planned(trained.step, trained.state, *batch(4))
     return str(caught.value)
 
 

@@ -76,20 +76,6 @@ def test_what_jit_does_not_report_is_not_reported(mesh):
         assert_close(jax.block_until_ready(step(*args)), expected(*args))
 
 
-def test_what_was_told_before_is_called(mesh):
-    seen = []
-
-    def loss(params, x, y):
-        value = forward_fault(params, x, y)
-        jax.debug.callback(lambda v: seen.append(float(v)), value)
-        return value
-
-    step, args = call(mesh, loss)
-    with jax.debug_nans(True), pytest.raises(mpmd.TaskError):
-        float(step(*args)[1])
-    assert len(seen) == 3 and np.isnan(seen[-1])
-
-
 def step_with_noise(traced):
     """A step that draws random numbers: which ones is decided where it is lowered."""
 

@@ -146,10 +146,6 @@ def steps_in_a_while_loop(state, xs, ys):
     )
 
 
-def steps_in_a_map(state, xs, ys):
-    return jax.lax.map(lambda rate: train(jax.tree.map(lambda p: p * rate, state), xs, ys), jnp.ones(2))
-
-
 def loops_of_unlike_meshes(state, xs, ys):
     state, _ = train(state, xs, ys)
     return of_schedule(mpmd.GPipe(3), too_many_marks)(state, xs, ys)
@@ -159,10 +155,6 @@ def loops_with_wrong_marks(state, xs, ys):
     """Both have too few."""
     first = of_schedule(mpmd.Std1F1B(3))(state, xs, ys)
     return first + of_schedule(mpmd.Std1F1B(2), lambda p, x, y: jnp.mean(layer(p[0], x)))(state, xs, ys)
-
-
-def a_loop_as_loss(params, x, y):
-    return of_loss(scan_of(2))(params, x[None], y[None])[1]
 
 
 def network_called_again_and_again(params, x, y):
@@ -280,7 +272,6 @@ REFUSED = {
         ],
     ),
     "steps in a while loop": (steps_in_a_while_loop, ["is inside while", "Write a Python loop of steps"]),
-    "steps in a map": (steps_in_a_map, [HERE, "Write a Python loop of steps"]),
     "a step under checkpoint": (
         jax.checkpoint(train),
         ["is inside jax.checkpoint", "Put jax.checkpoint around layers, or around the loss"],
@@ -291,10 +282,6 @@ REFUSED = {
     ),
     "loop in cond": (loop_in_cond, [HERE, "the treduce at .* is inside cond; call it directly in the step"]),
     "loop in a loop": (loop_in_a_loop, ["a treduce within a treduce; only the outer loop can be pipelined"]),
-    "gradient of a loop in a loop": (
-        of_loss(a_loop_as_loss),
-        ["a treduce within a treduce; only the outer loop can be pipelined"],
-    ),
     "network called again and again": (
         of_loss(network_called_again_and_again),
         [HERE, "inside a scan within a scan: .* write the outer one as a Python loop"],
@@ -340,10 +327,6 @@ REFUSED = {
     ),
     "a schedule's name": (of_schedule("1f1b"), [NO_SCHEDULE, "'1f1b'"]),
     "a schedule's class": (of_schedule(mpmd.Std1F1B), [NO_SCHEDULE]),
-    "more stages than groups": (
-        of_schedule(mpmd.GPipe(3), too_many_marks),
-        ["runs on 3 groups, but the mesh has 2"],
-    ),
 }
 
 

@@ -1,10 +1,12 @@
 """Steps over explicit mesh axes, along which the types of values say how they are sharded."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, reshard
+from jax.sharding import AxisType, Mesh, NamedSharding, reshard
 from jax.sharding import PartitionSpec as P
 
 import mpmd
@@ -21,7 +23,7 @@ from tests.support.explicit import (
     make_step,
     residual,
 )
-from tests.support.models import descend, mse, sgd_step, squares
+from tests.support.models import mse, sgd_step, squares
 from tests.support.parity import assert_like_jit
 
 
@@ -62,13 +64,11 @@ def test_weights_are_gathered_once_and_sums_stay_in_parts(groups, partial_sums):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("types", [(AxisType.Auto, AxisType.Explicit), (AxisType.Explicit, AxisType.Auto)])
-def test_axes_of_both_types(types):
-    block = residual if types[1] is AxisType.Explicit else lambda p, h: jnp.tanh(h @ p["w"])
-
+def test_an_explicit_axis_beside_an_axis_left_to_xla():
     def loss(params, x, y):
-        return mse(params, x, y, block)
+        return mse(params, x, y, residual)
 
+    types = AxisType.Auto, AxisType.Explicit
     args = [{"w": draws(8, 8, seed=i)} for i in (1, 2)], draws(4, 4, 8, seed=3), draws(4, 4, 8, seed=4)
     specs = [{"w": P()}] * 2, ROWS, ROWS
     with mpmd.MpmdMesh(grid(2, 2, types=types), "stage") as mesh:
@@ -90,30 +90,21 @@ def test_groups_of_other_sizes():
 def test_scanned_layers_are_cut_with_their_types(groups):
     """What types said of a stack holds for its parts, in a plan without devices, too."""
 
-    def step(params, tokens, targets):
-        def loss(params, tokens, targets):
-            def body(h, w):
-                return mpmd.mark_stage_end(residual({"w": w}, h), num_stages=2), None
+    def loss(params, tokens, targets):
+        def body(h, w):
+            return mpmd.mark_stage_end(residual({"w": w}, h), num_stages=2), None
 
-            h = params["table"].at[tokens].get(out_sharding=P("fsdp", None))
-            h, _ = jax.lax.scan(body, h, params["layers"])
-            return squares(h, targets), h
+        h = params["table"].at[tokens].get(out_sharding=P("fsdp", None))
+        h, _ = jax.lax.scan(body, h, params["layers"])
+        return squares(h, targets)
 
-        (losses, hidden), grads = mpmd.treduce(
-            lambda mb: jax.value_and_grad(loss, has_aux=True)(params, *mb),
-            (tokens, targets),
-            schedule=mpmd.Std1F1B(2),
-            operation=mpmd.Add,
-        )
-        return descend(params, grads), (losses, hidden)
-
+    step = sgd_step(loss, mpmd.Std1F1B(2))
     (params, *data), (specs, *of_data) = arguments()
     args = {**params, "layers": draws(4, 8, 8, seed=1)}, *data
     specs = {**specs, "layers": P(None, "fsdp")}, *of_data
-    loaded, (params, (_, hidden)), expected = assert_as_on_one_group(groups, step, args=args, specs=specs)
+    loaded, (params, _), expected = assert_as_on_one_group(groups, step, args=args, specs=specs)
     layers = params["layers"]
     assert [part.spec for part in layers.parts] == [layers.spec] * 2 == [P(None, "fsdp")] * 2
-    assert hidden.spec == P("fsdp")
     for task in ("fwd_0", "bwd_1"):
         specs_of_task = loaded.compiled.program.plan.executable(task).out_specs
         # JAX gives no type to the indices of a gather alone.
@@ -161,6 +152,34 @@ def test_a_sharding_that_jax_refuses_is_refused_with_its_words(groups):
     args, specs = arguments()
     with pytest.raises(Exception, match="sharded"):
         mpmd.jit(make_step(lambda p, h: h @ (h.T @ h)), mpmd_mesh=groups, in_specs=specs)(*args)
+
+
+PARTIAL = P(unreduced={"fsdp"})
+REMEDY = r"unreduced=\{'fsdp'\}.*leave them out: groups keep partial sums .* as partial_sums of mpmd.jit says"
+
+
+@pytest.mark.parametrize("name", ["in_specs", "out_specs"])
+def test_specs_of_partial_sums_are_refused(groups, name):
+    args, specs = arguments()
+    with pytest.raises(mpmd.CompileError, match=REMEDY):
+        mpmd.jit(make_step(residual), groups, **{"in_specs": specs, name: PARTIAL}).lower(*args)
+
+
+def test_shapes_of_partial_sums_are_refused(groups):
+    sharding = NamedSharding(grid(1, 2), PARTIAL)
+    (params, *data), _ = arguments()
+    partial = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=sharding), params)
+    with pytest.raises(ValueError, match=REMEDY):
+        mpmd.jit(make_step(residual), groups).lower(partial, *data)
+
+
+def test_partial_sums_behind_the_loop_are_refused_or_right(groups):
+    def step(*args):
+        params, (losses, *_) = make_step(residual)(*args)
+        return jax.tree.map(lambda w: reshard(reshard(w, PARTIAL), P()), params), losses
+
+    with contextlib.suppress(ValueError):
+        assert_as_on_one_group(groups, step)
 
 
 def test_sharded_microbatches_are_gathered(groups):

@@ -91,20 +91,3 @@ def test_a_failing_task_says_which_it_is(mesh, said, make):
     with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
         jax.block_until_ready(compiled(lost, *batch()))
     assert_close(compiled(state, *batch()), compiled(state, *batch()), 0)
-
-
-@pytest.mark.timeout(60)
-def test_steps_queued_behind_a_failing_one(mesh):
-    calls = []
-    check = explode_when(lambda index: calls.append(index) or len(calls) == 5)  # the second step's first
-    compiled = mpmd.jit(by_index(fails_in_forward(check)), mpmd_mesh=mesh)
-    compiled.compile(weights(2), *batch())
-    first, _ = compiled(weights(2), *batch())
-    second, _ = compiled(first, *batch())
-    third, _ = compiled(second, *batch())
-    other, total = compiled(first, *batch())
-    with pytest.raises(mpmd.TaskError, match="fwd_1__0 failed on group 1"):
-        second[1]["w"].block_until_ready()
-    with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
-        third[0]["w"].block_until_ready()
-    assert np.isfinite(float(total)) and np.isfinite(np.asarray(other[0]["w"])).all()

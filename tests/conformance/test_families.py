@@ -1,5 +1,7 @@
-"""Every family of schedules trains with the numbers of plain JAX."""
+"""Every family of schedules trains with the numbers of plain JAX, and with the same bits as its like."""
 
+import jax
+import numpy as np
 import pytest
 
 import mpmd
@@ -19,6 +21,24 @@ def test_training(name, groups, microbatches):
     loaded = assert_parity(make_step(mse, schedule), state, *batch(microbatches), mesh=mesh_of(groups))
     parameters = [leaf for leaf in loaded.plan.inputs if leaf.path.startswith("args[0][0]")]
     assert all(len(leaf.mpmd_idxs) == 1 for leaf in parameters)
+
+
+def gradients(schedule, runs=1):
+    """The bytes of the loss and gradients of each run of a step under the schedule, of the same arguments."""
+    state = init(weights(schedule.num_stages))
+    with mesh_of(schedule.mpmd_dim) as mesh:
+        step = mpmd.jit(make_step(mse, schedule), mesh)
+        results = [step(state, *batch(5))[1] for _ in range(runs)]
+        return [[np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result)] for result in results]
+
+
+def test_gradients_are_equal_bit_by_bit_under_schedules_that_run_the_same_executables():
+    """Also from run to run."""
+    (expected,) = gradients(mpmd.GPipe(4))
+    assert gradients(mpmd.Eager1F1B(4), runs=2) == [expected] * 2
+    assert gradients(mpmd.Interleaved1F1B(4, 2)) == [expected]
+    (split,) = gradients(mpmd.ZeroBubble(2))
+    assert gradients(mpmd.ZeroBubbleH2(2)) == [split]
 
 
 TEXT = """

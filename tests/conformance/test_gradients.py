@@ -6,16 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.ir.plan import Cell
 from mpmd.language.decisions import Decisions, decided
 from tests.support.collectives import collectives_of
-from tests.support.explicit import draws, grid
+from tests.support.explicit import assert_as_on_one_group, draws, grid
 from tests.support.models import WIDTH, descend, layer, mse, planned, squares, weights
-from tests.support.parity import assert_close, assert_parity_on, mesh_of
+from tests.support.parity import assert_close, assert_like_jit, assert_parity_on, mesh_of
 
 ROWS = 12
 X, Y = draws(ROWS, WIDTH, seed=1), draws(ROWS, WIDTH, seed=2)
@@ -46,20 +45,6 @@ def test_a_mean(n):
     """``grad`` gives the gradients alone."""
     actual = assert_like_jax(mse, weights(2), X, Y, num_microbatches=n)
     assert_close(mpmd.grad(mse, num_microbatches=n)(weights(2), X, Y), actual[1])
-
-
-def test_it_is_what_treduce_computes():
-    """To the last bit."""
-
-    def by_treduce(params, x, y):
-        return mpmd.treduce(
-            lambda mb: jax.value_and_grad(mse)(params, *mb),
-            mpmd.microbatches((x, y), 4),
-            operation=mpmd.Mean,
-        )
-
-    actual = jax.jit(mpmd.value_and_grad(mse, num_microbatches=4))(weights(2), X, Y)
-    jax.tree.map(np.testing.assert_array_equal, actual, jax.jit(by_treduce)(weights(2), X, Y))
 
 
 def test_a_sum():
@@ -264,15 +249,11 @@ def test_rows_along_explicit_axes():
         (value, aux), grads = differentiate(w, x)
         assert jax.typeof(aux["out"]).sharding.spec == P("fsdp", None)
         assert jax.typeof(aux["features"]).sharding.spec == P(None, "fsdp")
-        return (value, aux), grads
+        return descend(w, grads), (value, aux)
 
-    w = [stage["w"] for stage in weights(2)]
+    args, specs = ([stage["w"] for stage in weights(2)], X), ([P(), P()], P("fsdp"))
     with mpmd.MpmdMesh(grid(2, 2), "stage") as mesh:
-        actual = mpmd.jit(step, mesh, in_specs=(P(), P("fsdp")))(w, X)
-    plain = jax.make_mesh((1,), ("fsdp",), devices=jax.devices()[:1])
-    with jax.set_mesh(plain):
-        rows = jax.device_put(X, NamedSharding(plain, P("fsdp")))
-        assert_close(actual, jax.tree.map(np.asarray, jax.jit(step)(w, rows)))
+        assert_as_on_one_group(mesh, step, args, specs)
 
 
 def decided_step(params, x, y):
@@ -282,13 +263,11 @@ def decided_step(params, x, y):
 
 def test_what_a_plan_decides(mesh):
     decisions = Decisions(schedule=mpmd.GPipe(2), num_microbatches=6)
-    step = decided(decided_step, decisions)
-    loaded = mpmd.jit(step, mesh).compile(weights(2), X, Y)
+    loaded = assert_like_jit(mesh, decided(decided_step, decisions), weights(2), X, Y)
     first_tasks = [str(run.task) for run in loaded.plan.programs[0].runs if isinstance(run.task, Cell)]
     assert first_tasks == [f"{kind}_0__{i}" for kind in ("fwd", "bwd") for i in range(6)]
-    assert_close(loaded(weights(2), X, Y), jax.jit(decided_step)(weights(2), X, Y))
     with pytest.raises(mpmd.CompileError, match=r"treduce at .*test_gradients.py:.*has no schedule: give"):
-        mpmd.jit(decided_step, mesh).compile(weights(2), X, Y)
+        planned(decided_step, weights(2), X, Y)
 
 
 def test_a_number_of_microbatches_that_nothing_says_is_one():

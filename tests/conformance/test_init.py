@@ -165,10 +165,7 @@ def test_any_argument():
             compiled.init(lambda: weights(2), argnum=-1)
         state = compiled.init(lambda: weights(2), argnum=1)
         assert_bits_equal(state, jax.jit(lambda: weights(2))())
-        by_name = mpmd.jit(step, mesh).compile(xs=xs, ys=ys, state=weights(2))
-        for argnum in (1, "state"):
-            assert_bits_equal(by_name.init(lambda: weights(2), argnum=argnum), state)
-        loss, _ = by_name(xs=xs, ys=ys, state=state)
+        loss, _ = compiled(xs, state, ys)
         assert np.isfinite(float(loss))
 
 
@@ -253,28 +250,6 @@ def test_a_model_that_marks_its_stages_may_be_called_for_its_shapes(step):
         return state
 
     assert_bits_equal(step.init(init, jax.random.key(0)), jax.jit(init)(jax.random.key(0)))
-
-
-@pytest.mark.usual("as it is")
-@pytest.mark.parametrize(
-    "fun",
-    [lambda params: params, functools.partial(jax.tree.map, lambda p: p / 2)],
-    ids=["as it is", "computed with"],
-)
-def test_state_that_groups_hold_is_sharded_anew_for_another_step(fun):
-    """Also where the function returns it as it is."""
-
-    step, params = sgd_step(mse, mpmd.Std1F1B(2)), weights(2)
-    with mesh_of(2, model=2) as mesh:
-        whole, divided = (
-            mpmd.jit(step, mesh, in_specs=(spec, P(), P())).compile(params, *batch())
-            for spec in (P(), P("model"))
-        )
-        held = whole.init(lambda: jax.tree.map(jnp.asarray, params))
-        for target in (divided, whole):
-            held = target.init(fun, held)
-            wanted = [leaf.placement for leaf in jax.tree.leaves(target.argument_leaves())]
-            assert [array.placement for array in jax.tree.leaves(held)] == wanted
 
 
 def test_a_result_that_is_an_argument_has_the_spec_that_is_asked_for():

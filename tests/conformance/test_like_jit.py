@@ -1,7 +1,5 @@
 """``mpmd.jit`` takes what ``jax.jit`` takes, in the ways in which ``jax.jit`` takes it."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import BATCH, ROW_SPECS, WIDTH, batch, mse, planned, shrink, weights
+from tests.support.models import BATCH, ROW_SPECS, WIDTH, batch, planned, shrink, weights
 from tests.support.parity import assert_close, compiles, mesh_of
 
 plain = jax.jit(shrink)
@@ -27,16 +25,8 @@ def specs_of(tree):
     return {leaf.spec for leaf in jax.tree.leaves(tree)}
 
 
-@pytest.mark.parametrize(
-    "decorate",
-    [
-        lambda mesh: mpmd.jit(mpmd_mesh=mesh, donate_argnums=0),
-        lambda mesh: functools.partial(mpmd.jit, mpmd_mesh=mesh, donate_argnums=0),
-    ],
-    ids=["keywords alone", "partial"],
-)
-def test_a_decorator_like_jax_jit(mesh, decorate):
-    @decorate(mesh)
+def test_a_decorator_like_jax_jit(mesh):
+    @mpmd.jit(mpmd_mesh=mesh, donate_argnums=0)
     def step(state, xs, ys):
         """Trains."""
         return shrink(state, xs, ys)
@@ -160,19 +150,3 @@ def test_carried_shardings_that_no_group_can_use_are_left_out(wide):
     odd = jnp.ones((3, BATCH + 1, WIDTH))
     leaves = mpmd.jit(shrink, wide).compile(state, odd, odd).argument_leaves(0)
     assert {leaf.spec for leaf in jax.tree.leaves(leaves)} == {()}
-
-
-def test_results_of_one_step_give_the_next_their_sharding(wide):
-    """As weights that were trained sharded, and are evaluated by another function."""
-    train_step = mpmd.jit(shrink, wide, in_specs=(P("data"), P(None, "data"), P(None, "data")))
-    state, _ = train_step(weights(2), *batch())
-
-    def evaluate(state, xs, ys):
-        return mpmd.treduce(
-            lambda mb: mse(state, *mb), (xs, ys), schedule=mpmd.ForwardOnly(2, 2), operation=mpmd.Add
-        )
-
-    step = mpmd.jit(evaluate, wide)
-    leaves = step.compile(state, *batch()).argument_leaves(0)
-    assert {leaf.spec for leaf in jax.tree.leaves(leaves)} == {("data",)}
-    assert_close(step(state, *batch()), jax.jit(evaluate)(plain(weights(2), *batch())[0], *batch()))

@@ -47,12 +47,6 @@ ONE_LENGTH = arrays((2, 3, 4), (2, 5, 4))
             "xs",
             r"\(2, 3, 4\), \(2, 5, 4\)",
         ),
-        (
-            lambda: by_treduce([{"x": x} for x in ONE_LENGTH], lambda p, x: loss_fn(p, x["x"])),
-            TypeError,
-            "xs",
-            r"\(2, 3, 4\), \(2, 5, 4\)",
-        ),
         (lambda: by_value_and_grad(ONE_LENGTH, 4), ValueError, r"args\[1\]", r"\(2, 3, 4\), \(2, 5, 4\)"),
         (lambda: by_value_and_grad(ONE_LENGTH, 2), TypeError, r"args\[1\]", r"\(2, 3, 4\), \(2, 5, 4\)"),
         (lambda: mpmd.microbatches(UNEQUAL, 2), ValueError, "batch", r"\(2, 4\), \(3, 4\), \(5, 4\)"),

@@ -33,14 +33,6 @@ def test_a_plan_goes_on_to_a_loaded_step(lowered):
         assert_close(loaded(*arguments), jax.jit(STEP)(*arguments))
 
 
-def test_a_launched_mesh_is_planned_for_without_starting_it():
-    with mesh_of(3) as mesh:
-        lowered = mpmd.jit(STEP, mesh).lower(*SHAPES)
-        assert "runtime" not in vars(mesh)
-        arguments = weights(3), *batch()
-        assert_close(lowered.compile()(*arguments), jax.jit(STEP)(*arguments))
-
-
 def test_report_without_what_xla_knows(lowered):
     report = lowered.report()
     text = str(report)
@@ -108,21 +100,18 @@ def test_shapes_of_groups():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "message"),
     [
-        (({"stage": 4, "data": 2}, "pipe"), ValueError, "no axis 'pipe'; its axes are stage, data"),
-        (({"stage": 4}, None), ValueError, "no axis None"),
-        (({"stage": 0}, "stage"), ValueError, "axis 'stage' in shape must be .* not 0"),
-        (([{"data": 2.0}],), TypeError, "axis 'data' in shape must be .* not 2.0"),
-        (([],), ValueError, "shape is a list without any"),
-        (([{"data": 2}], "data"), ValueError, "leave out mpmd_axis_name='data'"),
-        (({"stage": 10**30}, "stage"), ValueError, "devices are more than a mesh can have"),
-        ((4, "stage"), TypeError, "not 4"),
-        (([4], None), TypeError, "not 4"),
+        (({"stage": 4, "data": 2}, "pipe"), "no axis 'pipe'; its axes are stage, data"),
+        (({"stage": 4}, None), "no axis None"),
+        (({"stage": 0}, "stage"), "axis 'stage' in shape must be .* not 0"),
+        (([],), "shape is a list without any"),
+        (([{"data": 2}], "data"), "leave out mpmd_axis_name='data'"),
+        (({"stage": 10**30}, "stage"), "devices are more than a mesh can have"),
     ],
 )
-def test_what_is_no_shape(arguments, error, message):
-    with pytest.raises(error, match=message):
+def test_what_is_no_shape(arguments, message):
+    with pytest.raises(ValueError, match=message):
         mpmd.AbstractMpmdMesh(*arguments)
 
 

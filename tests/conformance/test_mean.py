@@ -12,25 +12,12 @@ from tests.support.models import (
     MICROBATCHES,
     ROW_SPECS,
     batch,
-    init,
-    make_step,
     mse,
     planned,
     sgd_step,
     weights,
 )
 from tests.support.parity import assert_close, assert_like_jit, mesh_of
-
-
-def test_gradients_are_those_of_the_whole_batch(mesh):
-    """So a step that is ported trains as before; with ``Add`` it would with larger gradients."""
-    step = make_step(mse, mpmd.Std1F1B(2), operation=mpmd.Mean)
-    state = init(weights(2))
-    new, (loss, grads) = mpmd.jit(step, mesh)(state, *batch())
-    whole = [x.reshape(-1, x.shape[-1]) for x in batch()]
-    expected = jax.value_and_grad(mse)(state[0], *whole)
-    assert_close((loss, grads), expected)
-    assert_close((new, (loss, grads)), jax.jit(step)(state, *batch()))
 
 
 def test_a_mean_costs_no_more_than_a_sum():
@@ -43,13 +30,11 @@ def test_a_mean_costs_no_more_than_a_sum():
     assert tasks(mpmd.Mean) == tasks(mpmd.Add)
 
 
-@pytest.mark.usual("replicated")
-@pytest.mark.parametrize("partial_sums", ["replicated", "none"])
-def test_means_of_shards_and_of_shared_weights(partial_sums):
+def test_means_of_shards_and_of_shared_weights():
     step = sgd_step(lambda params, x, y: mse([params] * 2, x, y), mpmd.Std1F1B(2), mpmd.Mean)
     params = weights(1)[0]
     with mesh_of(2, data=2) as mesh:
-        assert_like_jit(mesh, step, params, *batch(), in_specs=ROW_SPECS, partial_sums=partial_sums)
+        assert_like_jit(mesh, step, params, *batch(), in_specs=ROW_SPECS)
 
 
 DTYPES = ["bfloat16", "float16", "complex64", "int8", "int32", "uint8", "bool", "float8_e4m3fn"]

@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import batch, init, make_step, mse, weights
-from tests.support.parity import assert_close, assert_like_jit, mesh_of
+from tests.support.models import batch, init, make_step, mse, planned, sgd_step, weights
+from tests.support.parity import assert_close, mesh_of
 
 STEP = make_step(mse, mpmd.Std1F1B(2))
 
@@ -49,11 +49,9 @@ def test_a_mesh_without_groups():
     "transform",
     [
         lambda f: jax.jit(lambda *args: f(*args)),
-        lambda f: jax.grad(lambda *args: f(*args)[1][0]),
         lambda f: jax.vmap(lambda state, *args: f(state, *args), in_axes=(None, 0, 0)),
-        lambda f: lambda *args: jax.lax.scan(lambda state, _: f(state, *args[1:]), args[0], length=2),
     ],
-    ids=["jit", "grad", "vmap", "scan"],
+    ids=["jit", "vmap"],
 )
 def test_a_compiled_step_cannot_be_transformed(transform):
     with pytest.raises(TypeError, match=r"cannot be traced: call it outside of jax.jit"):
@@ -61,25 +59,17 @@ def test_a_compiled_step_cannot_be_transformed(transform):
 
 
 def test_a_model_with_marks_cannot_be_transposed():
-    """``jax.vjp`` applies the same transposed function, and its stages are those of a backward."""
-
     def linear(params, x):
         for p in params:
             x = mpmd.mark_stage_end(x @ p["w"])
         return x
 
-    def step_of(transposed):
-        def error(params, x, y):
-            return jnp.mean(transposed(lambda x: linear(params, x), x, y) ** 2)
-
-        def step(params, xs, ys):
-            return mpmd.treduce(lambda mb: error(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Add)
-
-        return step
+    def error(params, x, y):
+        (transposed,) = jax.linear_transpose(lambda x: linear(params, x), x)(y)
+        return jnp.mean(transposed**2)
 
     with pytest.raises(mpmd.CompileError, match=r"at .*test_misuse.py.* transposes, .*: write jax.vjp\("):
-        compiled(step_of(lambda f, x, y: jax.linear_transpose(f, x)(y)[0]))(weights(2), *batch())
-    assert_like_jit(mesh_of(2), step_of(lambda f, x, y: jax.vjp(f, x)[1](y)[0]), weights(2), *batch())
+        planned(sgd_step(error, mpmd.Std1F1B(2)), weights(2), *batch())
 
 
 def test_specs_made_from_arguments_and_results_that_hold_none():
@@ -123,17 +113,9 @@ def test_an_operation_whose_state_is_no_array():
 
 IN_PLACE = {
     operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
     operator.imatmul: operator.matmul,
-    operator.itruediv: operator.truediv,
     operator.ifloordiv: operator.floordiv,
-    operator.imod: operator.mod,
-    operator.ipow: operator.pow,
     operator.ilshift: operator.lshift,
-    operator.irshift: operator.rshift,
-    operator.iand: operator.and_,
-    operator.ixor: operator.xor,
     operator.ior: operator.or_,
 }
 
@@ -159,10 +141,6 @@ def test_an_operation_in_place_makes_another_array():
     "write",
     [
         lambda array: np.add(array, 1, out=array),
-        lambda array: np.add(np.ones((4, 4), int), 1, out=array),
-        lambda array: np.divmod(np.ones((4, 4), int), 2, out=(None, array)),
-        lambda array: np.add.reduce(np.ones((2, 4, 4), int), out=array),
-        lambda array: np.sum(np.ones((2, 4, 4), int), axis=0, out=array),
         lambda array: np.add.at(array, 0, 1),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from mpmd.compiler.jaxprs.rules import RULES
-from tests.support.covering import COVERING, cover, lines_and_costs_of_programs
+from tests.support.covering import COVERING, lines_and_costs_of_programs
 from tests.support.parity import assert_case_on, mesh_of
 from tests.support.primitives import WITHOUT_RULE, primitives_in
 from tests.support.programs import PROGRAMS
@@ -34,8 +34,3 @@ def test_the_usual_programs_run_every_line_that_any_runs():
     usual = set().union(*(lines[name] for name in COVERING))
     missing = set().union(*lines.values()) - usual
     assert not missing, f"run `python -m tests.support.covering`; not run are {sorted(missing)}"
-
-
-def test_a_cover_has_the_programs_with_lines_of_their_own():
-    lines = {"a": {1, 2}, "b": {1, 2, 3}, "c": {3, 4}, "d": {4}, "e": {1, 2, 3, 4}}
-    assert cover(lines, {"a": 1, "b": 1, "c": 1, "d": 1, "e": 9}) == ["b", "c"]

@@ -83,14 +83,6 @@ def test_a_weight_has_one_accumulator(step):
         assert step.report().groups[group].memory.peak.accumulators >= weight
 
 
-def test_what_slices_hand_on_is_kept_once(step):
-    """A slice keeps its own chunk of what later slices attend to, and not the prefix."""
-    avals = step.plan.avals()
-    for run in (run for program in step.plan.programs for run in program.runs):
-        if str(run.task).startswith("fwd"):
-            assert all(avals[name].shape != (2, LENGTH, WIDTH) for name in run.outputs), run
-
-
 def test_stages_are_named_with_their_slice(step):
     plan = step.plan
     assert plan.stage_text(4) == "stage 1, slice 1"
@@ -104,21 +96,6 @@ def test_stages_are_named_with_their_slice(step):
     assert any(re.search(r"which fwd_4__0 \(stage 1, slice 1\) reads$", text) for text in texts)
     explained = str(mpmd.explain(step))
     assert "fwd_3 (stage 0, slice 1)" in explained and "shared weight" not in explained
-
-
-def test_a_sum_over_the_stages_of_all_slices():
-    """Each stage adds to an auxiliary loss that no mark passes."""
-
-    def loss(weights, x):
-        auxiliary = []
-
-        def mark(h):
-            auxiliary.append((h**2).mean())
-            return mpmd.mark_stage_end(h)
-
-        return sliced(weights, x, mark=mark) + sum(auxiliary)
-
-    assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES))
 
 
 def test_an_expensive_value_of_a_weight_that_all_slices_and_two_stages_read():
@@ -136,24 +113,6 @@ def test_stages_of_several_loops_are_named_with_loop_and_slice():
         return sgd_step(sliced, mpmd.Seq1F1B(2, SLICES, eager=True))(weights, xs)
 
     assert planned(step, *problem(2)).plan.stage_text(7) == "stage 1 of loop 1, slice 1"
-
-
-def test_layers_in_a_scan_within_each_slice():
-    def loss(weights, x):
-        states, total = jnp.zeros((4, *x.shape[::2])), 0.0
-        for start, stop in itertools.pairwise(BOUNDS):
-
-            def one(h, xs):
-                w, state = xs
-                h = jnp.tanh(h @ w + state[:, None])
-                return mpmd.mark_stage_end(h, num_stages=2), h[:, -1]
-
-            h, states = lax.scan(one, x[:, start:stop], (weights, states))
-            total += (h**2).sum()
-        return total
-
-    weights = jax.random.normal(jax.random.key(1), (4, WIDTH, WIDTH)) / 4
-    assert_right(loss, mpmd.Seq1F1B(2, SLICES), (weights, problem()[1]))
 
 
 def test_marks_on_one_slice_are_refused():
@@ -290,17 +249,15 @@ def test_an_order_that_adds_up_slices_otherwise_is_refused():
     assert "adds up its slices by microbatch" in said
 
 
-@pytest.mark.usual("replicated")
-@pytest.mark.parametrize("partial_sums", ["replicated", "none"])
-def test_partial_sums_of_all_slices(partial_sums):
+def test_partial_sums_of_all_slices():
     schedule = mpmd.Seq1F1B(2, SLICES)
     weights, xs = problem(2)
     specs = (P(), P(None, "data"))
     step = sgd_step(sliced, schedule)
     with mesh_of(2, data=2) as mesh:
-        loaded = assert_like_jit(mesh, step, weights, xs, in_specs=specs, partial_sums=partial_sums)
+        loaded = assert_like_jit(mesh, step, weights, xs, in_specs=specs)
     accumulators = {aval.shape for name, aval in loaded.plan.avals().items() if ".state" in name}
-    assert ((2, 2, WIDTH, WIDTH) in accumulators) == (partial_sums == "replicated")
+    assert (2, 2, WIDTH, WIDTH) in accumulators
 
 
 @jax.custom_vjp

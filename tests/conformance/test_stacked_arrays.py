@@ -7,8 +7,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import mpmd
-from tests.support.models import batch
+from tests.support.models import batch, sgd_step
 from tests.support.parity import assert_close, assert_stays, compiles, mesh_of
+from tests.support.small_plans import stacked_step
 from tests.support.stacked_state import compiled, initial_state, step_of
 
 
@@ -65,19 +66,8 @@ def test_the_host_and_other_parts_feed_it(mesh, step):
 
 
 def test_a_part_of_an_array_that_the_caller_keeps_travels_once(mesh):
-    frozen = jax.random.normal(jax.random.key(0), (6, 4, 4))
-
-    def step(scale, frozen, xs):
-        def loss(scale, x):
-            def body(h, w):
-                return mpmd.mark_stage_end(jnp.tanh(h @ w) * scale, num_stages=6), None
-
-            return jnp.mean(jax.lax.scan(body, x, frozen)[0] ** 2)
-
-        schedule = mpmd.Interleaved1F1B(6, mpmd_dim=3)  # two parts on each group
-        return mpmd.treduce(lambda x: jax.value_and_grad(loss)(scale, x), xs, schedule, operation=mpmd.Add)
-
-    compiled = mpmd.jit(step, mesh).compile(jnp.float32(1), frozen, batch()[0])
+    weights, xs = jax.random.normal(jax.random.key(0), (6, 4, 4)), np.asarray(batch()[0])
+    compiled = mpmd.jit(stacked_step(3), mesh).compile(weights, xs)
     sent = []
     submit = mesh.runtime.ask
 
@@ -87,9 +77,9 @@ def test_a_part_of_an_array_that_the_caller_keeps_travels_once(mesh):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(mesh.runtime, "ask", watched)
-        results = [compiled(jnp.float32(1), frozen, np.asarray(batch()[0])) for _ in range(2)]
-    assert sent[0] - sent[1] == 6
-    assert_close(results[1], jax.jit(step)(jnp.float32(1), frozen, batch()[0]))
+        results = [compiled(weights, xs) for _ in range(2)]
+    assert sent[0] - sent[1] == 3
+    assert_close(results[1], jax.jit(stacked_step(3))(weights, xs))
 
 
 @pytest.mark.slow
@@ -104,11 +94,11 @@ def test_functions_without_a_loop_keep_parts(mesh, step):
     params = step.init(initial_state)[0]
     average = mpmd.jit(lambda a, b: jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, a, b), mesh)(params, params)
     assert average["layers"]["w"].placement == params["layers"]["w"].placement
-    norm = mpmd.jit(
-        lambda tree: jnp.sqrt(sum(jnp.sum(jnp.float32(x) ** 2) for x in jax.tree.leaves(tree))), mesh
-    )
-    expected = np.sqrt(sum(np.sum(np.float32(np.asarray(x)) ** 2) for x in jax.tree.leaves(params)))
-    np.testing.assert_allclose(norm(params), expected, rtol=1e-6)
+
+    def norm(tree):
+        return jnp.sqrt(sum(jnp.sum(jnp.float32(x) ** 2) for x in jax.tree.leaves(tree)))
+
+    assert_close(mpmd.jit(norm, mesh)(params), jax.jit(norm)(mpmd.to_host(params)))
 
 
 @pytest.mark.usual("replicated")
@@ -116,24 +106,21 @@ def test_functions_without_a_loop_keep_parts(mesh, step):
 def test_an_array_that_is_sharded_over_layers_is_so_where_its_parts_divide(every, spec):
     """It is replicated where they do not. What the user asks for is refused instead."""
 
-    def step(w, xs):
-        def loss(w, x):
-            def body(h, w):
-                return mpmd.mark_stage_end(jnp.tanh(h @ w), every=every), None
+    def loss(w, x):
+        def body(h, w):
+            return mpmd.mark_stage_end(jnp.tanh(h @ w), every=every), None
 
-            return jnp.mean(jax.lax.scan(body, x, w)[0] ** 2)
+        return jnp.mean(jax.lax.scan(body, x, w)[0] ** 2)
 
-        grads = mpmd.treduce(lambda x: jax.grad(loss)(w, x), xs, mpmd.Std1F1B(2), operation=mpmd.Add)
-        return w - 0.1 * grads, grads
-
+    step = sgd_step(loss, mpmd.Std1F1B(2))
     w, xs = jax.random.normal(jax.random.key(0), (6, 4, 4)), batch()[0]
     devices = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
     sharded = jax.device_put(w, NamedSharding(devices, PartitionSpec("x")))
     with mesh_of(2, x=2) as mesh:
         function = mpmd.jit(step, mesh)
         assert [leaf.spec for leaf in function.compile(sharded, xs).plan.inputs] == [spec, spec, ()]
-        new, grads = function(sharded, xs)
-        assert_close((new, grads), jax.jit(step)(w, xs))
+        new, total = function(sharded, xs)
+        assert_close((new, total), jax.jit(step)(w, xs))
         with compiles() as counted:
             function(new, xs)[0].block_until_ready()
         assert not counted, "the second step compiled again"

@@ -28,8 +28,8 @@ def loss_fn(params, x):
     return jnp.mean(model(params, x) ** 2)
 
 
-def differentiate(params, x, loss=loss_fn, **options):
-    return mpmd.value_and_grad(loss, num_microbatches=4, schedule=mpmd.Std1F1B(2), **options)(params, x)
+def differentiate(params, x, loss=loss_fn):
+    return mpmd.value_and_grad(loss, num_microbatches=4, schedule=mpmd.Std1F1B(2))(params, x)
 
 
 def train(params, x, rate=0.1):
@@ -62,15 +62,6 @@ def carried(params, x):
     )
 
 
-def with_aux_and_weights(params, x):
-    def loss(params, x):
-        y = model(params, x)
-        return jnp.mean(y**2), {"y": y, "mean": jnp.mean(x)}
-
-    weight = lambda params, x: jnp.sum(x > 0) * 1.0  # noqa: E731
-    return differentiate(params, x, loss, has_aux=True, reduction=weight)
-
-
 def seen_by_others(params, x):
     def loss(params, x):
         others = jax.lax.psum(jnp.sum(params[0]), "member")
@@ -98,8 +89,6 @@ def of_layers(params, x):
 ONE = [leaf[0] for leaf in PARAMS]
 RATES = np.float32([0.1, 0.2, 0.3])
 STEPS = {
-    "members": (jax.vmap(train, in_axes=(0, None)), PARAMS, X[0]),
-    "members and batches": (jax.vmap(train), PARAMS, X),
     "rates": (jax.vmap(train, in_axes=(None, None, 0)), ONE, X[0], RATES),
     "an axis in between": (
         jax.vmap(train, in_axes=(1, 1)),
@@ -109,10 +98,8 @@ STEPS = {
     "nested": (jax.vmap(jax.vmap(train, in_axes=(0, None)), in_axes=(None, 0)), PARAMS, X),
     "operations": (jax.vmap(operations), PARAMS, X),
     "a carry": (jax.vmap(carried, in_axes=(0, None)), PARAMS, X[0]),
-    "auxiliary output": (jax.vmap(with_aux_and_weights), PARAMS, X),
     "an axis name": (jax.vmap(seen_by_others, in_axes=(0, None), axis_name="member"), PARAMS, X[0]),
     "layers in a scan": (jax.vmap(of_layers, in_axes=(0, None)), PARAMS, X[0]),
-    "a part of a step": (lambda p, x: jax.tree.map(lambda a: a.mean(0), jax.vmap(train)(p, x)), PARAMS, X),
 }
 
 

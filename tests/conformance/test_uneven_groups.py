@@ -167,18 +167,6 @@ def test_specs_are_checked_on_each_group_that_holds_the_leaf():
     assert fault.startswith("out_shardings: result[0][1]['w'] with shape (4, 4)")
 
 
-def test_activations_that_do_not_divide_on_the_reader_are_replicated_there():
-    loaded = assert_parity(
-        sgd_step(mse, mpmd.Std1F1B(2)),
-        weights(2),
-        *batch(),
-        mesh=uneven_mesh_of({"data": 2}, {"data": 3}),
-        in_specs=(P(), ROWS, P()),
-    )
-    assert ("data",) in loaded.plan.executable("fwd_0").out_specs
-    assert set(loaded.plan.executable("fwd_1").in_specs) == {()}
-
-
 def submesh(first, last, *axes):
     return Mesh(np.array(jax.devices()[first:last]).reshape(-1, *[1] * (len(axes) - 1)), axes)
 

@@ -9,6 +9,7 @@ import pytest
 
 import mpmd
 from tests.support.models import batch, layer, mse, planned, sgd_step, squares, weights
+from tests.support.programs.table import trains
 
 
 def lowered(loss, params, groups, data=None):
@@ -163,9 +164,7 @@ def trained_with(iterate):
     """The planned step of two groups that descends by the gradients that ``iterate`` gives."""
 
     def step(params, xs, ys):
-        total, grads = mpmd.treduce(
-            lambda mb: jax.value_and_grad(mse)(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Mean
-        )
+        total, grads = trains(params, (xs, ys), stages=2)
         grads, more = iterate(grads)
         return jax.tree.map(lambda p, g: p - g, params, grads), (total, more)
 

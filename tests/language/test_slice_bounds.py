@@ -45,13 +45,6 @@ def test_slices_have_equal_work(size, attention):
             assert least <= k / slices <= most
 
 
-@given(st.integers(1, 400), st.integers(1, 40))
-def test_without_attention_lengths_differ_by_one_token(length, slices):
-    if slices <= length:
-        lengths = [b - a for a, b in itertools.pairwise(mpmd.slice_bounds(length, slices))]
-        assert max(lengths) - min(lengths) <= 1
-
-
 def test_slices_get_shorter_with_attention():
     bounds = mpmd.slice_bounds(1000, 8, attention_share=0.5)
     lengths = [b - a for a, b in itertools.pairwise(bounds)]

@@ -11,17 +11,20 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from tests.support.models import descend, planned
 from tests.support.parity import mesh_of
+from tests.support.small_plans import stacked_step
 
 WEIGHTS = [np.eye(8, dtype=np.float32), np.eye(8, dtype=np.float32) / 2]
 X = np.ones((4, 8), np.float32)
 
 
-def train_step(weights, x, *, power):
+def train_step(weights, x, *, power, num_microbatches=1):
+    """With one microbatch JAX counts as we do: it counts the body of a loop once."""
+
     def loss(w, x):
         return jnp.mean((mpmd.mark_stage_end(jnp.tanh(x @ w[0])) @ w[1]) ** power)
 
-    # One microbatch: JAX counts the body of a loop once.
-    loss_value, grads = mpmd.value_and_grad(loss, num_microbatches=1, schedule=mpmd.Std1F1B(2))(weights, x)
+    options = {"num_microbatches": num_microbatches, "schedule": mpmd.Std1F1B(2)}
+    loss_value, grads = mpmd.value_and_grad(loss, **options)(weights, x)
     return descend(weights, grads), loss_value
 
 
@@ -70,17 +73,12 @@ def test_costs_are_those_of_all_tasks(request, plain, stage):
     assert not [key for key in costs if key.endswith("}")]
 
 
-def test_an_executable_counts_as_often_as_it_runs(step):
+def test_an_executable_counts_as_often_as_it_runs():
     def flops(num_microbatches):
-        def train(weights, x):
-            loss = lambda w, x: jnp.mean(mpmd.mark_stage_end(x @ w[0]) @ w[1])  # noqa: E731
-            options = {"num_microbatches": num_microbatches, "schedule": mpmd.Std1F1B(2)}
-            return mpmd.value_and_grad(loss, **options)(weights, x)
+        step = functools.partial(train_step, power=2, num_microbatches=num_microbatches)
+        return planned(step, WEIGHTS, jnp.ones((4 * num_microbatches, 8))).cost_analysis()["flops"]
 
-        x = jnp.ones((4 * num_microbatches, 8))
-        return planned(train, WEIGHTS, x).cost_analysis()
-
-    assert flops(4)["flops"] == pytest.approx(4 * flops(1)["flops"], rel=0.1)
+    assert flops(4) == pytest.approx(4 * flops(1), rel=0.1)
 
 
 def test_memory_is_that_of_the_largest_group(compiled):
@@ -117,20 +115,9 @@ def test_shardings_are_over_the_shape_of_a_group():
 
 
 def test_shardings_of_stacked_layers():
-    def train(weights, x):
-        def loss(w, x):
-            def layer(x, pair):
-                _, w = pair
-                return mpmd.mark_stage_end(jnp.tanh(x @ w)), None
-
-            return jnp.mean(jax.lax.scan(layer, x, (jnp.arange(2), w))[0])
-
-        grad_fn = mpmd.value_and_grad(loss, num_microbatches=1, schedule=mpmd.Std1F1B(2))
-        return weights - grad_fn(weights, x)[1]
-
-    lowered = planned(train, jnp.stack(WEIGHTS), X)
+    lowered = planned(stacked_step(2), jnp.stack(WEIGHTS), X[None])
     assert jax.tree.structure(lowered.input_shardings) == lowered.in_tree
-    assert lowered.output_shardings.spec == P()
+    assert lowered.output_shardings[0].spec == P()
 
 
 @pytest.mark.parametrize(

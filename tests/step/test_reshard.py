@@ -1,5 +1,6 @@
 """Copies of arrays from one layout to another."""
 
+import functools
 import itertools
 
 import jax
@@ -18,7 +19,7 @@ from mpmd.ir.routes import bytes_per_step
 from mpmd.ir.stack import Stack
 from mpmd.step.reshard import LeafCopy, copy_request
 from tests.support.effort import costly
-from tests.support.parity import compiles, uneven_mesh_of
+from tests.support.parity import assert_close, compiles, uneven_mesh_of
 from tests.support.small_plans import stacked_step
 
 LAYERS, WIDTH, ROWS, MICROBATCHES = 12, 4, 2, 2
@@ -103,12 +104,8 @@ def sampler(mesh):
     return mpmd.jit(step_of(2), mesh.part("sampler"), in_shardings=shardings).compile(STATE, BATCH)
 
 
-def same(actual, expected):
-    """Asserts equal bits."""
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for one, other in zip(jax.tree.leaves(mpmd.to_host(actual)), jax.tree.leaves(expected), strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+same = functools.partial(assert_close, tolerance=0)
+"""Asserts equal bits."""
 
 
 def test_from_four_stages_to_two_sharded_ones_and_back(actor, sampler):
@@ -143,6 +140,12 @@ def test_to_all_groups_of_a_part_in_another_dtype(mesh, actor):
     copy = mpmd.reshard(state, to=mesh.part("sampler"), dtype=jnp.bfloat16)
     assert {array.mpmd_idxs for array in jax.tree.leaves(copy)} == {(4, 5)}
     same(copy, {"weights": np.asarray(state["weights"]).astype(jnp.bfloat16), "count": np.int32(1)})
+
+
+def test_typed_keys(mesh):
+    keys = {"key": jax.random.key(1), "keys": jax.random.split(jax.random.key(2), 3)}
+    copy = mpmd.reshard(mpmd.reshard(keys, to=mesh.part("actor")), to=mesh.part("sampler"))
+    assert_close(copy, keys, 0)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -197,7 +200,6 @@ def test_to_a_function_that_was_compiled_once(mesh):
 
 
 def test_copies_of_the_same_layout_are_compiled_once(actor, sampler):
-
     state, _ = actor(STATE, BATCH)
     mpmd.reshard(state, to=sampler)
     state, _ = actor(state, BATCH)
