@@ -1,5 +1,6 @@
 """What the documents tell to install, and examples of theirs that no other file has."""
 
+import inspect
 import json
 import re
 import sys
@@ -98,6 +99,7 @@ def test_the_choice_of_a_plan_computes_what_plain_jax_computes():
     x, y = (rows.reshape(-1, rows.shape[-1]) for rows in batch())
     arguments = (weights(4), x, y)
     choice = mpmd.plan(namespace["train_step"], *arguments, cluster=CLUSTER, simulate=1)
+    inspect.signature(mpmd.launch).bind(**choice.launch)
     expected = jax.jit(namespace["train_step"])(*arguments)
     with choice.mesh() as mesh:
         assert_close(choice.jit(mesh)(*arguments), expected)
