@@ -68,13 +68,6 @@ def test_the_script_itself_may_have_that_name(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_description_of_a_cluster_names_it_too(tmp_path):
-    (tmp_path / "cluster.py").write_text("")
-    done = run("import mpmd; mpmd.Cluster.from_ray()", cwd=tmp_path)
-    assert f"Python finds {tmp_path / 'cluster.py'}" in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.slow
 def test_a_folder_without_python_files_does_no_harm(tmp_path):
     (tmp_path / "cluster").mkdir()
     done = run("import mpmd; print(mpmd.launch.__module__)", cwd=tmp_path)

@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import yaml
 
 from mpmd.version import __version__
 from tests.support.scripts import module_at
@@ -43,31 +42,7 @@ def test_folders_with_code_are_packages(package):
     assert not [str(folder) for folder in folders if not (ROOT / folder / "__init__.py").exists()]
 
 
-def test_extras_are_named_by_their_use():
-    extras = PROJECT["project"]["optional-dependencies"]
-    assert {"plot", "checkpoint", "docs"} <= extras.keys()
-    assert [line.split(">")[0] for line in extras["plot"]] == ["matplotlib"]
-
-
 # Citation and release notes.
-
-CITATION_FIELDS = set(
-    """abstract authors cff-version commit contact date-released doi identifiers keywords license license-url
-    message preferred-citation references repository repository-artifact repository-code title type url
-    version""".split()
-)
-"""Those of version 1.2.0 of the Citation File Format."""
-
-
-def test_the_citation_file_is_valid_and_of_this_version():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation.keys() <= CITATION_FIELDS
-    assert {"authors", "cff-version", "message", "title"} <= citation.keys()
-    assert citation["cff-version"] == "1.2.0"
-    assert all(author.keys() & {"name", "family-names"} for author in citation["authors"])
-    assert citation["license"] == PROJECT["project"]["license"]
-    assert len(set(citation["keywords"])) == len(citation["keywords"])
-    assert citation["version"] == __version__
 
 
 CHANGELOG = """# Changes

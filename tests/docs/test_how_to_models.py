@@ -163,16 +163,6 @@ def test_arrays_of_jaxpp_go_to_groups_and_back(run):
     assert {"fwd_0__0", "bwd_1__3"} <= names["milliseconds"].keys()
 
 
-WITHOUT_A_STEP = {"symptoms"}
-
-
-def test_no_block_of_these_pages_is_left_out():
-    for page in {page.partition("#")[0] for page in STEPS} | WITHOUT_A_STEP:
-        text = (HOW_TO / f"{page}.md").read_text()
-        assert (page in WITHOUT_A_STEP) == ("```python" not in text)
-        assert "```{code-cell}" not in text
-
-
 def seconds_of(choice):
     """The seconds of the named rows of a choice and of its best pipeline; infinite without memory."""
     rows = {row.label: row for row in choice.rows if row.label}

@@ -66,12 +66,6 @@ def test_rows_behind_a_blank_line_have_no_head():
     assert [line for line, _ in prose.rows_without_head(page)] == [5]
 
 
-@pytest.mark.parametrize("text", [PAGE, CODE])
-def test_lines_stay(text):
-    blank = prose.prose_of_page if text is PAGE else prose.prose_of_code
-    assert blank(text).count("\n") == text.count("\n")
-
-
 def test_faults_are_printed_with_their_places(tmp_path, monkeypatch, capsys):
     """proselint knows a word that is written twice, and numbers are none."""
     page = tmp_path / "page.md"

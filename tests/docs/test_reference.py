@@ -51,11 +51,6 @@ def test_every_package_of_public_names_is_there():
     assert not [name for name in PACKAGES if f"`{name}`" not in pages]
 
 
-def test_no_name_is_there_twice():
-    names = [name for _, name in DIRECTIVES]
-    assert len(names) == len(set(names))
-
-
 def test_the_signature_of_jit_is_that_of_the_function():
     """Overloads have signatures of their own, which the page replaces."""
     written = re.search(r"autofunction:: mpmd\.jit\((.*)\)", PAGES["writing_a_step"])[1]

@@ -3,7 +3,6 @@
 import jax
 import pytest
 
-import mpmd
 from tests.support.pages import blocks, run
 from tests.support.parity import assert_close
 
@@ -29,14 +28,3 @@ def test_trainer_and_sampler_compute_what_plain_jax_computes(page):
     assert page["weights"]["first"].mpmd_idxs == (2,)
     with pytest.raises(ValueError, match=r"mpmd\.reshard"):
         page["sample"](page["params"], page["x"])
-
-
-def test_the_numbers_of_groups(page):
-    assert str(page["sample"].report()).startswith("part 'sampler': its group 0 is group 2 of the mesh")
-    assert page["mesh"].parts == {"trainer": range(2), "sampler": range(2, 3)}
-
-
-def test_a_copy_in_another_dtype_goes_in_half_of_the_bytes(page):
-    copy = mpmd.reshard(page["params"], to=page["mesh"].part("sampler"), dtype=jax.numpy.bfloat16)
-    assert all(array.dtype == jax.numpy.bfloat16 for array in jax.tree.leaves(copy))
-    assert sum(array.nbytes for array in jax.tree.leaves(copy)) == 4 * 4 * 2 * 2

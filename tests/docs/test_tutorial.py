@@ -1,4 +1,4 @@
-"""Every block of the tutorial runs: here in process, in ``tests/ray/test_tutorial.py`` the one on Ray."""
+"""Every block of the tutorial runs: here in process, in ``tests/ray/test_pages.py`` the one on Ray."""
 
 import numpy as np
 import pytest
@@ -6,32 +6,24 @@ import pytest
 from tests.support.tutorial import CELLS, ON_RAY, TEXT, run
 
 
-@pytest.fixture
-def names(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    return run(CELLS, monkeypatch)
-
-
 @pytest.mark.slow  # `make docs` runs the page, too
-def test_the_pipeline_computes_what_plain_jax_computes(names):
+def test_the_pipeline_computes_what_plain_jax_computes(monkeypatch, tmp_path):
     """Ten steps, of which it profiles five, and one from the checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    names = run(CELLS, monkeypatch)
     assert len(names["losses"]) == 5
     np.testing.assert_allclose(names["losses"], names["plain_losses"][:5], rtol=1e-5)
     np.testing.assert_allclose(names["loss"], names["plain_losses"][9], rtol=1e-4)
     (resumed,) = names["resumed_losses"]
     _, expected = names["train"](names["jax"].jit(names["train_step"]), plain_state(names, 10), 1)
     np.testing.assert_allclose(resumed, expected[0], rtol=1e-4)
+    assert (tmp_path / "step.svg").read_text().startswith("<?xml")
+    assert len(names["profile"].recorded) == 5
 
 
 def plain_state(names, num_steps):
     state = names["init_state"](names["jax"].random.key(0))
     return names["train"](names["jax"].jit(names["train_step"]), state, num_steps)[0]
-
-
-@pytest.mark.slow
-def test_the_picture_and_the_profile_are_there(names, tmp_path):
-    assert (tmp_path / "step.svg").read_text().startswith("<?xml")
-    assert len(names["profile"].recorded) == 5
 
 
 def test_no_block_is_left_out():

@@ -1,10 +1,7 @@
 """Processes of groups write and read checkpoints, and may die while they do."""
 
-import contextlib
-import fcntl
 import os
 import signal
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,32 +13,8 @@ from mpmd.runtime.requests import Write
 from tests.ray.conftest import launch
 from tests.support.checkpoint_state import compiled, initial_state, tokens
 from tests.support.digests import digests
-from tests.support.waiting import await_that
 
 SECONDS = 60
-
-
-@contextlib.contextmanager
-def writing_held_up(runtime, monkeypatch):
-    """Holds the lock of what TensorStore writes last. Gives what waits until a group has written the rest."""
-    locked = []
-    ask = runtime.ask
-
-    def held_up(requests):
-        if not isinstance(writing := next(iter(requests.values())), Write):
-            return ask(requests)
-        ((_, spec),) = writing.specs[0]
-        directory = Path(spec["kvstore"]["base"]["path"])
-        directory.mkdir()
-        lock = os.open(directory / "manifest.ocdbt.__lock", os.O_CREAT | os.O_WRONLY)
-        held.callback(os.close, lock)
-        fcntl.lockf(lock, fcntl.LOCK_EX)
-        locked.append(directory)
-        return ask(requests)
-
-    with contextlib.ExitStack() as held, monkeypatch.context() as patched:
-        patched.setattr(runtime, "ask", held_up)
-        yield lambda: await_that(lambda: locked and list(locked[0].glob("d/*")), SECONDS)
 
 
 @pytest.mark.slow
@@ -84,10 +57,16 @@ def test_a_group_that_dies_while_it_writes(local_ray, tmp_path, monkeypatch):
         with ocp.CheckpointManager(tmp_path, item_handlers=handler) as manager:
             manager.save(0, args=ocp.args.PyTreeSave({"array": array}))
             manager.wait_until_finished()
-            with writing_held_up(mesh.runtime, monkeypatch) as wait_until_writing:
+            ask = mesh.runtime.ask
+
+            def dying(requests):
+                if any(isinstance(request, Write) for request in requests.values()):
+                    os.kill(process.pid, signal.SIGKILL)
+                return ask(requests)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(mesh.runtime, "ask", dying)
                 manager.save(1, args=ocp.args.PyTreeSave({"array": array}))
-                wait_until_writing()
-                os.kill(process.pid, signal.SIGKILL)
                 with pytest.raises(mpmd.GroupDiedError, match=f"group {group} died") as caught:
                     manager.wait_until_finished()
             assert str(tmp_path / "1") in caught.value.__notes__[0]

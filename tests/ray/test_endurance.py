@@ -71,14 +71,8 @@ class Rounds:
         self._weights.block_until_ready()
 
 
-@pytest.mark.parametrize(
-    "recovery",
-    [
-        pytest.param(None, id="without"),
-        pytest.param(cluster.Recovery(every=5, parts={"sampler": None}), id="left out"),
-    ],
-)
-def test_rounds_leave_nothing(local_ray, recovery):
+def test_rounds_leave_nothing(local_ray):
+    recovery = cluster.Recovery(every=5, parts={"sampler": None})
     parts = {"trainer": {"stage": 2}, "sampler": {"stage": 1}}
     with cluster.launch(parts=parts, cpus_per_group=0.05, timeout=200, recovery=recovery) as mesh:
         rounds = Rounds(mesh)

@@ -76,21 +76,13 @@ def answers(address):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("entrypoint", "said"),
-    [
-        (["-m", "cluster.trial", "ray"], "computes what jax.jit computes"),
-        (["examples/nabla_gpipe.py", "--ray"], "the gradients of the pipeline are those of JAX"),
-    ],
-    ids=["trial", "example"],
-)
-def test_a_program_runs_as_a_job(tmp_path_factory, entrypoint, said):
+def test_a_program_runs_as_a_job(tmp_path_factory):
     # Ray's sockets need a short path.
     directory = tmp_path_factory.mktemp("job")
     with head_node(directory) as address:
-        done = submit(address, sys.executable, *entrypoint)
+        done = submit(address, sys.executable, "-m", "cluster.trial", "ray")
     assert done.returncode == 0, done.stdout + done.stderr + (directory / "head.log").read_text()
-    assert said in done.stdout
+    assert "computes what jax.jit computes" in done.stdout
     assert "succeeded" in done.stdout
 
 

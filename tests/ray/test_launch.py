@@ -14,9 +14,12 @@ import mpmd
 from cluster import trial
 from mpmd.meshes.group_mesh import GroupMesh
 from tests.ray.conftest import launch
+from tests.ray.hand_written_programs import compute_forever, relay_program, relaying
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.subprocesses import run_code
 from tests.support.waiting import await_that
+
+SECONDS = 15
 
 
 def await_free_cpus(amount):
@@ -87,10 +90,21 @@ def test_an_actor_that_starts_slowly_is_named_with_what_it_does_and_its_logs(fre
 
 
 @pytest.mark.slow
-def test_close_gives_the_resources_back_and_may_be_repeated(free):
+def test_close_fails_pending_calls_gives_the_resources_back_and_may_be_repeated(free):
     with launch(cpus_per_group=0.5) as mesh:
         await_free_cpus(free - 1)
+        runtime, driver = mesh.runtime, relaying(mesh, compute_forever)
+        futures, _ = driver.step()
     mesh.close()
+    later, _ = driver.step()
+    for future in [*futures.values(), *later.values(), runtime.fetch(0, 0)]:
+        with pytest.raises(RuntimeError, match="closed"):
+            future.result(SECONDS)
+    with pytest.raises(RuntimeError, match="closed"):
+        runtime.load(relay_program())
+    runtime.free((0, 1), driver.handles["x"])  # as the garbage collector may
+    with pytest.raises(RuntimeError, match="the mesh was closed; launch another one"):
+        mesh.runtime  # noqa: B018
     assert repr(mesh).endswith("closed)")
     await_free_cpus(free)
     assert ray.is_initialized()

@@ -125,24 +125,6 @@ def test_the_trainer_goes_on_while_the_sampler_is_dead(mesh):
 
 
 @pytest.mark.slow
-def test_values_of_the_sampler_stay_when_a_trainer_dies(mesh, tmp_path):
-    run = Run(mesh)
-    copy = mpmd.reshard(WEIGHTS, to=run.sample)
-    drawn = run.sample(copy, BATCH)
-    weights, loss = run.train(WEIGHTS, BATCH)
-    float(loss)
-    before = len(mesh.recoveries)
-    os.kill(mesh.groups[0].pid, signal.SIGKILL)
-    weights, loss = run.train(weights, BATCH)
-    float(loss)
-    assert reports_of(mesh, before + 1).mpmd_idxs == (0,)
-    np.testing.assert_array_equal(np.asarray(copy), WEIGHTS)
-    np.testing.assert_array_equal(np.asarray(run.sample(copy, BATCH)), np.asarray(drawn))
-    mpmd.save(tmp_path / "copy", copy)
-    np.testing.assert_array_equal(np.asarray(run.sample.restore(tmp_path / "copy")), WEIGHTS)
-
-
-@pytest.mark.slow
 def test_steps_that_could_not_run_again_are_refused(mesh):
     part, sampler = mesh.part("trainer"), mesh.part("sampler")
     trained = mpmd.reshard(WEIGHTS, to=part)

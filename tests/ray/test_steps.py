@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import mpmd
+from tests.attribution.test_identities import check
 from tests.ray.hand_written_programs import assert_messages_keep_every_bit
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import assert_close
@@ -30,9 +31,13 @@ def test_messages_keep_every_bit(mesh, request):
     assert_messages_keep_every_bit(request.getfixturevalue(mesh))
 
 
-def test_profiled_steps_tell_when_tasks_ran(two_groups):
-    _, events = mpmd.jit(STEP, two_groups).profile(init(weights(2)), *batch())
-    ends = {(e.mpmd_idx, e.label): e.end for e in events}
-    starts = {(e.mpmd_idx, e.label): e.start for e in events}
+def test_profiled_steps_tell_when_tasks_ran(two_process_groups):
+    profile = mpmd.jit(STEP, two_process_groups).profile(init(weights(2)), *batch())
+    ends = {(e.mpmd_idx, e.label): e.end for e in profile.events}
+    starts = {(e.mpmd_idx, e.label): e.start for e in profile.events}
     assert ends[0, "fwd_0__0"] <= starts[1, "fwd_1__0"] + 1e-3  # clocks agree to better than a task
     assert ends[1, "bwd_1__1"] <= starts[0, "bwd_0__1"] + 1e-3
+    (recorded,) = profile.steps
+    assert len(recorded.processes) == 4
+    assert recorded.error < 1000, "all processes of a machine read one clock"
+    check(profile.attribution)

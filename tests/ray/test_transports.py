@@ -10,7 +10,7 @@ import ray
 
 import mpmd
 from cluster.transports.choice import NAMES
-from mpmd.errors import StepAborted
+from mpmd.errors import GroupDiedError, StepAborted, TaskError
 from tests.ray.conftest import launch
 from tests.ray.hand_written_programs import (
     allocate_too_much,
@@ -51,8 +51,12 @@ def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
     failing = relaying(mesh, allocate_too_much)
     for _ in range(3):
         futures, _ = failing.step()
-        assert type(futures[0].exception(SOON)) is mpmd.errors.TaskError
-        assert type(futures[1].exception(SOON)) is StepAborted
+        error = futures[0].exception(SOON)
+        assert (type(error), error.mpmd_idx, error.label) == (TaskError, 0, "fwd_0__0")
+        assert "fwd_0__0 failed on group 0" in str(error) and "RESOURCE_EXHAUSTED" in str(error)
+        assert "executor.py" in str(error.__cause__)  # the traceback of the group's process
+        aborted = futures[1].exception(SOON)
+        assert type(aborted) is StepAborted and "fwd_0__0 failed on group 0" in str(aborted)
     unsendable = relaying(mesh)
     unsendable.unsent["x"] = np.array([threading.Lock()], dtype=object)  # a lock does not pickle
     futures, _ = unsendable.step()
@@ -79,14 +83,14 @@ def test_an_actor_killed_in_a_step_is_named_at_once_in_all_that_is_pending(mesh)
     ray.kill(mesh.runtime.actors[victim])
     pending = [fetch, *(future for futures, _ in steps for future in futures.values())]
     for error in [future.exception(SOON) for future in pending]:
-        assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, victim)
+        assert (type(error), error.mpmd_idx) == (GroupDiedError, victim)
         assert f"group {victim} died" in str(error) and "ray.kill" in str(error)
         assert f"pid {mesh.groups[victim].pid}" in str(error) and ".err" in str(error)
     later, _ = driver.step()
     for future in [*later.values(), mesh.runtime.fetch(victim, driver.handles["x"])]:
         error = future.exception(SOON)
-        assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, victim)
-    with pytest.raises(mpmd.errors.GroupDiedError, match=f"group {victim} died"):
+        assert (type(error), error.mpmd_idx) == (GroupDiedError, victim)
+    with pytest.raises(GroupDiedError, match=f"group {victim} died"):
         mesh.runtime.load(relay_program(compute_forever))
     assert time.monotonic() - start < SOON
 

@@ -52,15 +52,6 @@ def test_trials_compute_what_plain_jax_computes(local_ray, names, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_trial_that_tune_stops_leaves_nothing_to_the_next_one_that_it_misses(local_ray, names, tmp_path):
-    """There is room for one mesh, so the second trial has none before the first one's is given back."""
-    best = names["tune_learning_rate"](storage_path=str(tmp_path), stop={"training_iteration": 2})
-    expected = min(trained(names, rate, 2)[1][-1] for rate in (1e-3, 1e-2))
-    np.testing.assert_allclose(best.metrics["loss"], expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_worker_that_dies_goes_on_from_its_checkpoint(local_ray, names, tmp_path):
     def dying(config):
         """Ends its process after the second checkpoint, the first time."""

@@ -16,35 +16,13 @@ GROUPS = [{"data": 2}, {"data": 2, "model": 2}, {"data": 1}]
 PROCESSES = [2, 1, 1]
 
 
-@pytest.fixture(scope="module", params=["device", pytest.param("shared_memory", marks=pytest.mark.slow)])
-def mesh(local_ray, request):
-    """Three groups of two, four and one devices; the first one has two processes."""
-    with cluster.launch(
-        groups=GROUPS, processes_per_group=PROCESSES, cpus_per_group=0.25, transport=request.param
-    ) as mesh:
-        yield mesh
-
-
 @pytest.mark.slow
-def test_every_group_has_its_own_shape(mesh):
-    assert mesh.submeshes == ({"data": 2, "model": 1}, {"data": 2, "model": 2}, {"data": 1, "model": 1})
-    assert [(p.mpmd_idx, len(p.devices)) for p in mesh.processes] == [(0, 1), (0, 1), (1, 4), (2, 1)]
-    assert "ClusterMesh([{'data': 2, 'model': 1}, {'data': 2, 'model': 2}" in repr(mesh)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", [P(), P("data", "model")], ids=["replicated", "sharded"])
-@pytest.mark.parametrize(
-    "schedule", [mpmd.Std1F1B(3), mpmd.Interleaved1F1B(6, 3)], ids=lambda s: type(s).__name__
-)
-def test_training(mesh, spec, schedule):
-    state = init(weights(schedule.num_stages), ADAM)
-    specs = jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state)
-    assert_parity_on(
-        mesh,
-        make_step(mse, schedule, ADAM),
-        state,
-        *batch(3),
-        in_specs=(specs, ROWS, ROWS),
-        donate_argnums=0,
-    )
+@pytest.mark.parametrize("transport", ["device", "shared_memory"])
+def test_training(local_ray, transport):
+    """On three groups of two, four and one devices; the first one has two processes."""
+    state = init(weights(6), ADAM)
+    specs = jax.tree.map(lambda leaf: P("data", "model") if leaf.ndim == 2 else P(), state)
+    groups = {"groups": GROUPS, "processes_per_group": PROCESSES, "cpus_per_group": 0.25}
+    step = make_step(mse, mpmd.Interleaved1F1B(6, 3), ADAM)
+    with cluster.launch(**groups, transport=transport) as mesh:
+        assert_parity_on(mesh, step, state, *batch(3), in_specs=(specs, ROWS, ROWS), donate_argnums=0)

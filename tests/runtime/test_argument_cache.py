@@ -124,38 +124,25 @@ def test_after_a_failed_step_it_is_sent_again(mesh, monkeypatch):
     assert sent[1] == sent[0]
 
 
-def test_after_an_interrupt_it_is_sent_again(mesh, monkeypatch):
-    step = mpmd.jit(evaluate, mpmd_mesh=mesh)
-    params, data = weights(2), batch(3)
+def test_an_interrupted_step_gives_away_what_is_donated_and_sends_the_rest_again(mesh, monkeypatch):
+    """Some groups may have been asked, and have what is donated no more."""
 
-    def interrupted(requests):
-        raise KeyboardInterrupt
+    def train(params, xs, ys):
+        return jax.tree.map(lambda p: p * 2, params), evaluate(params, xs, ys)
 
-    step.compile(params, *data)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(mesh.runtime, "ask", interrupted)
-        step(params, *data)
-    np.testing.assert_allclose(float(step(params, *data)), jax.jit(evaluate)(params, *data), rtol=1e-5)
-
-
-def test_an_interrupted_step_gives_away_what_is_donated(mesh, monkeypatch):
-    """Some groups may have been asked, and have it no more."""
-    step = mpmd.jit(
-        lambda params, xs, ys: (jax.tree.map(lambda p: p * 2, params), evaluate(params, xs, ys)),
-        mpmd_mesh=mesh,
-        donate_argnums=0,
-    )
-    params, data = weights(2), batch(3)
-    params, _ = step(params, *data)
+    step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=0)
+    params, _ = step(weights(2), *batch(3))
+    fresh = jax.tree.map(jnp.copy, batch(3))
 
     def interrupted(requests):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(mesh.runtime, "ask", interrupted)
-        step(params, *data)
+        step(params, *fresh)
     with pytest.raises(ValueError, match="was deleted or donated to an earlier call"):
-        step(params, *data)
+        step(params, *fresh)
+    np.testing.assert_allclose(step(weights(2), *fresh)[1], jax.jit(evaluate)(weights(2), *fresh), rtol=1e-5)
 
 
 def test_a_call_whose_arguments_cannot_be_collected_leaves_no_trace(mesh):

@@ -17,7 +17,7 @@ from mpmd.runtime import compile_once
 from mpmd.runtime.compile_once import CompileOnce
 from mpmd.runtime.compiling import compile_executable
 from tests.support.models import batch, shrink, weights
-from tests.support.parity import mesh_of
+from tests.support.parity import assert_close, mesh_of
 
 STAGES = 4
 ROWS = Aval((4, 2), "float32", 4)
@@ -58,14 +58,6 @@ def step_and_arguments():
     return shrink, (weights(STAGES), *batch())
 
 
-def agree(results, plain):
-    jax.tree.map(
-        lambda ours, theirs: np.testing.assert_allclose(ours, np.asarray(theirs), rtol=1e-5, atol=1e-6),
-        results,
-        plain,
-    )
-
-
 def test_groups_share_what_is_compiled_and_compute_the_same(compiled, cache_on_disk):
     cache_on_disk(None)
     step, args = step_and_arguments()
@@ -74,8 +66,7 @@ def test_groups_share_what_is_compiled_and_compute_the_same(compiled, cache_on_d
         plan = loaded.plan
         assert compiled == {executable.name: 1 for executable in plan.executables}
         assert executables_of_groups(plan) > len(plan.executables)
-        results = jax.tree.map(np.asarray, loaded(*args))
-    agree(results, jax.jit(step)(*args))
+        assert_close(loaded(*args), jax.jit(step)(*args))
 
 
 @pytest.mark.slow
@@ -86,7 +77,7 @@ def test_groups_share_nothing_that_the_persistent_cache_may_have(compiled, cache
         jax.clear_caches()
         with mesh_of(STAGES) as mesh:
             loaded = mpmd.jit(step, mesh).compile(*args)
-            agree(jax.tree.map(np.asarray, loaded(*args)), jax.jit(step)(*args))
+            assert_close(loaded(*args), jax.jit(step)(*args))
     assert compiled.total() == 2 * executables_of_groups(loaded.plan)
     assert [*tmp_path.iterdir()]
 

@@ -143,14 +143,7 @@ def test_after_an_interrupt_between_two_groups_the_mesh_goes_on(mesh, trained, m
         patched.setattr(mesh.runtime._groups[1], "submit", interrupt)
         with pytest.raises(KeyboardInterrupt):
             step(state, *batch())
-    done = threading.Event()
-
-    def run():
-        jax.block_until_ready(step(state, *batch()))
-        done.set()
-
-    threading.Thread(target=run, daemon=True).start()
-    assert done.wait(SECONDS)
+    jax.block_until_ready(step(state, *batch()))  # which would wait for ever
 
 
 def test_the_results_of_an_interrupted_step_are_freed(mesh, trained, monkeypatch):

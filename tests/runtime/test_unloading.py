@@ -43,7 +43,7 @@ def test_a_program_that_one_group_cannot_load_stays_nowhere(mesh, monkeypatch):
     assert np.isfinite(float(step(weights(2), *batch())[1]))
 
 
-def test_nothing_keeps_a_closed_mesh_alive():
+def test_nothing_keeps_a_closed_mesh_alive(tmp_path):
     mesh = mesh_of(2)
     step = mpmd.jit(shrink, mpmd_mesh=mesh)
     loaded = step.compile(weights(2), *batch())
@@ -56,19 +56,12 @@ def test_nothing_keeps_a_closed_mesh_alive():
         RuntimeError, match="the mesh was closed, and the step was unloaded; compile it again"
     ):
         loaded(weights(2), *batch())
+    for use in (lambda: loaded.init(lambda: weights(2)), lambda: loaded.restore(tmp_path)):
+        with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
+            use()
+    assert "runtime" not in vars(mesh)
     with mesh:
         assert np.isfinite(float(step(weights(2), *batch())[1]))
-
-
-def test_a_step_of_a_closed_mesh_makes_and_restores_no_state(tmp_path):
-    mesh = mesh_of(2)
-    loaded = mpmd.jit(shrink, mesh).compile(weights(2), *batch())
-    mesh.close()
-    with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
-        loaded.init(lambda: weights(2))
-    with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
-        loaded.restore(tmp_path)
-    assert "runtime" not in vars(mesh)
 
 
 def test_a_result_does_not_keep_what_a_closed_mesh_held():

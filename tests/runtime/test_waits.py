@@ -2,14 +2,12 @@
 
 import os
 import threading
-import time
 
 import jax
 import numpy as np
 import pytest
 
 import mpmd
-from mpmd.runtime.activity import ActivityKind
 from tests.support.models import batch, init, make_step, mse, weights
 
 SECONDS = 60
@@ -17,12 +15,6 @@ SECONDS = 60
 
 def mesh_of_two(**options):
     return mpmd.MpmdMesh(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("stage",)), "stage", **options)
-
-
-@pytest.mark.parametrize(("limit", "error"), [(0, ValueError), (True, TypeError), (2.0, TypeError)])
-def test_limits_that_are_none(limit, error):
-    with pytest.raises(error, match="max_in_flight must be"):
-        mesh_of_two(max_in_flight=limit)
 
 
 def test_a_driver_that_reads_nothing_is_at_most_so_many_steps_ahead():
@@ -45,39 +37,6 @@ def test_a_driver_that_reads_nothing_is_at_most_so_many_steps_ahead():
         go.set()
         driver.join(SECONDS)
         assert len(returned) == 4
-
-
-def test_a_group_in_a_task_names_it(monkeypatch):
-    """As seen from another thread, while the task runs."""
-    seen = {}
-    with mesh_of_two() as mesh:
-        (zero, one) = (group.worker.activity for group in mesh.runtime._groups)
-
-        def look(x):
-            while not (doing := one.read()).what.startswith("waiting for message"):
-                time.sleep(0.01)
-            seen["task"], seen["wait"] = zero.read(), doing
-            return x
-
-        def loss(params, x, y):
-            x = jax.pure_callback(look, x, x)
-            x = mpmd.mark_stage_end(x @ params[0])
-            return ((x @ params[1] - y) ** 2).mean()
-
-        def train_step(params, xs, ys):
-            return mpmd.treduce(
-                lambda mb: loss(params, *mb), (xs, ys), schedule=mpmd.ForwardOnly(2, 2), operation=mpmd.Add
-            )
-
-        step = mpmd.jit(train_step, mpmd_mesh=mesh)
-        x = np.ones((1, 2, 2), "float32")
-        step([x[0], x[0]], x, x).block_until_ready()
-        assert (seen["task"].what, seen["task"].kind) == ("running fwd_0__0", ActivityKind.TASK)
-        assert (seen["wait"].what, seen["wait"].kind) == (
-            "waiting for message 0 of group 0",
-            ActivityKind.OTHER,
-        )
-        assert seen["task"].step == seen["wait"].step is not None
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
