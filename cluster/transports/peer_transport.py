@@ -33,6 +33,10 @@ class PeerTransport(abc.ABC):
     def connect(self, addresses: Mapping[int, Any]) -> Mapping[int, MessageSender]:
         """Connects with peers, by their numbers, once all peers listen. The peers have to connect, too."""
 
+    def begin_step(self, step: int) -> None:
+        """The group begins a step, for which peers may wait before they send messages of the next one."""
+        return
+
     def trim(self) -> None:
         """Releases memory that no message occupies; the next ``send`` allocates memory again."""
         return

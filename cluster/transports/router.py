@@ -61,6 +61,8 @@ class Router:
         ``groups`` are the groups that take part; by default, all.
         """
         self._inbox.begin_step(step, groups)
+        for transport in self._transports.values():
+            transport.begin_step(step)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         self._senders[message.dst].send(message, arrays)

@@ -40,6 +40,10 @@ class NetworkTransport(ConnectedTransport[Connection]):
             connected.start()
         return self._peers
 
+    def begin_step(self, step: int) -> None:
+        for peer in self._peers.values():
+            peer.confirm()
+
     def trim(self) -> None:
         for peer in self._peers.values():
             peer.trim()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
+import os
 import select
 import socket
 import threading
@@ -16,6 +18,7 @@ from cluster.transports.connections import CONNECT_SECONDS, ConnectedTransport, 
 from cluster.transports.inbox import ProcessInbox
 from cluster.transports.shared_memory.receiver import Receiver
 from cluster.transports.shared_memory.sender import Sender
+from cluster.transports.shared_memory.slots import allocate, map_step
 
 
 class SharedMemoryTransport(ConnectedTransport[socket.socket]):
@@ -25,6 +28,7 @@ class SharedMemoryTransport(ConnectedTransport[socket.socket]):
         self._watcher: threading.Thread | None = None
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
+        self._step: memoryview | None = None  # which senders read
 
     def listen(self, host: str, credentials: Credentials) -> LocalAddress:
         listener = self._listener = LocalListener(credentials)
@@ -32,8 +36,13 @@ class SharedMemoryTransport(ConnectedTransport[socket.socket]):
 
     def connect(self, addresses: Mapping[int, LocalAddress]) -> Mapping[int, Sender]:
         self._connections = connect_peers(self._listening, connect_locally, self._process, addresses)
-        for peer, connection in self._connections.items():
-            self._receivers[peer] = Receiver(self._inbox, peer, self._process, connection)
+        step_fd = allocate(mmap.PAGESIZE)
+        try:
+            self._step = map_step(step_fd)
+            for peer, connection in self._connections.items():
+                self._receivers[peer] = Receiver(self._inbox, peer, self._process, connection, step_fd)
+        finally:
+            os.close(step_fd)
         wait = SocketWait(time.monotonic() + CONNECT_SECONDS, self._listening.check)
         for peer, connection in self._connections.items():
             self._senders[peer] = self._sender(peer, connection, wait)
@@ -58,6 +67,10 @@ class SharedMemoryTransport(ConnectedTransport[socket.socket]):
             for descriptor, _ in poll.poll():
                 poll.unregister(descriptor)
                 self._inbox.mark_disconnected(peers.pop(descriptor))
+
+    def begin_step(self, step: int) -> None:
+        if self._step is not None:
+            self._step[0] = step
 
     def trim(self) -> None:
         for sender in self._senders.values():
