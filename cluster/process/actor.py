@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -18,12 +18,11 @@ from cluster.process.agreement import Agreement
 from cluster.process.array_slices import assemble
 from cluster.process.compilation_cache import keep_compiled
 from cluster.process.slices import SliceTransport
-from cluster.protocol.endpoint import Endpoint
+from cluster.protocol.endpoint import DRIVER, Endpoint
 from cluster.protocol.packing import PackedArray, PackedValue, pack, unpack
 from cluster.protocol.process_info import Location, ProcessInfo
 from cluster.protocol.shipment import Compile, Load, Shipment, exported_function
 from cluster.protocol.versions import versions_here
-from cluster.tcp import sockets
 from cluster.tcp.credentials import Credentials
 from cluster.tcp.rpc import Server
 from cluster.transports.choice import supported
@@ -42,11 +41,6 @@ from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 
 _OF_DONATED = f"{DONATED_IN_PROCESS}, as they would with mpmd.launch(..., recovery=mpmd.Recovery())"
-
-
-class Addresses(NamedTuple):
-    transports: Mapping[str, Any]
-    agreement: sockets.Address | None
 
 
 class GroupActor:
@@ -109,7 +103,7 @@ class GroupActor:
                 world.join(coordinator, shape.num_processes, self._endpoint.rank, host, timeout)
         submesh = _submesh_of(self._endpoint)
         self._router = Router(self._endpoint, submesh)
-        self._agreement = Agreement(self._endpoint.rank, shape.num_processes, self._activity)
+        self._agreement = Agreement(self._endpoint.rank, self._activity)
         self._worker = GroupWorker(
             mpmd_idx=self._endpoint.mpmd_idx,
             submesh=submesh,
@@ -143,29 +137,26 @@ class GroupActor:
         me, submesh = self._endpoint, self._worker.submesh
         return SliceTransport(self._router, me, self._agreement, routes, submesh)
 
-    def listen(self, transports: Iterable[str], host: str, credentials: Credentials) -> Addresses:
-        return Addresses(
-            self._router.listen(transports, host, credentials), self._agreement.listen(host, credentials)
-        )
+    def listen(self, transports: Iterable[str], host: str, credentials: Credentials) -> dict[str, Any]:
+        return self._router.listen(transports, host, credentials)
 
     def connect(
         self,
         routes: Mapping[int, str],
         gathering: frozenset[Edge],
-        addresses: Sequence[Addresses],
-        credentials: Credentials,
-        timeout: float,
+        addresses: Sequence[Mapping[str, Any]],
+        by_tcp: bool,
     ) -> None:
-        """Connects with the other processes, when all listen, by the transports that ``routes`` names."""
-        self._gathering = gathering
-        self._router.connect(routes, [address.transports for address in addresses])
-        leader = self._endpoint.number_of(self._endpoint.mpmd_idx, 0)
-        self._agreement.connect(addresses[leader].agreement, credentials, timeout)
+        """Connects with the other processes, when all listen, by the transports that ``routes`` names.
 
-    def await_driver(self, host: str, credentials: Credentials) -> sockets.Address:
-        """Opens the port to which the driver connects, and returns its address. Call ``serve`` next."""
-        self._server = Server(repr(self), host, credentials)
-        return self._server.address
+        The driver has connected already if it asks ``by_tcp``; then call ``serve`` next, or else ``watch``.
+        """
+        self._gathering = gathering
+        others = self._endpoint.partners | ({DRIVER} if by_tcp else set())
+        connections = self._router.connect(routes, addresses, others)
+        driver = connections.pop(DRIVER, None)
+        self._server = None if driver is None else Server(repr(self), driver)
+        self._agreement.connect([connections[partner] for partner in sorted(connections)])
 
     @ray.method(concurrency_group="control")
     def ship(self, number: int, shipment: Shipment) -> None:
@@ -277,7 +268,7 @@ class GroupActor:
 
         The call fails when the actor dies, which is how the driver notices.
         """
-        assert self._server is not None, "await_driver comes first"
+        assert self._server is not None, "connect comes first"
         self._server.serve(self.answer)
 
     @ray.method(concurrency_group="watch")

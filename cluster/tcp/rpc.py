@@ -17,9 +17,7 @@ from typing import Any
 import ray
 
 from cluster.tcp.connection import Connection
-from cluster.tcp.credentials import Credentials
 from cluster.tcp.frames import Frame, FrameConnection, encode
-from cluster.tcp.sockets import Address, ConnectionListener
 from cluster.tcp.writer import Writer
 
 
@@ -76,32 +74,19 @@ class Client:
 class Server:
     """Receives the requests of one driver, and answers them in order; ``name`` appears in tracebacks."""
 
-    def __init__(self, name: str, host: str, credentials: Credentials):
+    def __init__(self, name: str, connection: Connection):
         self._name = name
-        self._listener = ConnectionListener(host, credentials)
-        self.address: Address = self._listener.address
+        self._connection = FrameConnection(connection)
         self._requests: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
-        self._connection: queue.SimpleQueue[FrameConnection] = queue.SimpleQueue()
         threading.Thread(target=self._read_requests, name="requests", daemon=True).start()
 
     def _read_requests(self) -> None:
         """Runs in a thread of its own, so that large requests arrive while the group computes."""
-        with self._listener:
-            try:
-                _, accepted = self._listener.accept()
-            except ConnectionError:  # it was told that nobody comes
-                return
-        connection = FrameConnection(accepted)
-        self._connection.put(connection)
         try:
             while True:
-                self._requests.put(connection.read())
+                self._requests.put(self._connection.read())
         except Exception as error:  # after any of them, the rest of the request is still to come
             self._requests.put(error)
-
-    def stop_listening(self) -> None:
-        """Closes the port, if the driver has not connected; then ``serve`` must not be called."""
-        self._listener.interrupt()
 
     def serve(self, answer: Callable[[Any], Any]) -> None:
         """Answers requests until the driver's end is closed.
@@ -110,7 +95,7 @@ class Server:
 
         Raises: the error that kept a request from being received, such as ``MemoryError``.
         """
-        connection = self._connection.get()
+        connection = self._connection
         try:
             while isinstance(request := self._requests.get(), Frame):
                 number, asked = request.number, _decoded(request)

@@ -23,7 +23,7 @@ from cluster.transports import inbox as inbox_module
 from cluster.transports.inbox import HEADER_BYTES, PeerLostError
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
-from tests.support.pairs import SECONDS, Pair
+from tests.support.pairs import SECONDS, Pair, both_ends
 from tests.support.proxy import Flips, Proxy
 
 BOTH_ENDS = r"127\.0\.0\.1:\d+ to 127\.0\.0\.1:\d+ was changed on the way"
@@ -40,14 +40,9 @@ class ThroughProxy(Pair):
         super().__init__(name, encryption)
         self.flips, self.proxy = Flips(), contextlib.nullcontext()
         if name != "shared_memory":
-            self.addresses[1][name] = self.through_proxy(self.addresses[1][name])
+            self.proxy = Proxy(self.addresses[1]["tcp"], self.flips)
+            self.addresses[1]["tcp"] = self.proxy.address
         self.connect()
-
-    def through_proxy(self, address):
-        if not isinstance(address, sockets.Address):  # that of a device transport
-            return address._replace(connections=self.through_proxy(address.connections))
-        self.proxy = Proxy(address, self.flips)
-        return self.proxy.address
 
     def __exit__(self, *exception):
         super().__exit__()
@@ -178,15 +173,18 @@ def test_a_bit_that_flips_in_an_announcement_of_shared_memory_ends_the_connectio
 def call_through_proxy(offset, of_reply):
     """The errors that both ends of the driver's connection raise when a bit of a request or reply flips."""
     credentials = make_credentials(False)
-    server, flips = Server("group 3", "127.0.0.1", credentials), Flips()
-    replies, ends = queue.SimpleQueue(), queue.SimpleQueue()
+    replies, ends, flips = queue.SimpleQueue(), queue.SimpleQueue(), Flips()
 
     def change(direction, content):
         return flips(direction ^ of_reply, content)
 
-    with ThreadPoolExecutor(1) as thread, Proxy(server.address, change) as proxy:
-        serving = thread.submit(server.serve, lambda request: request)
-        connection = sockets.connect(proxy.address, credentials, SECONDS)
+    with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as stack:
+
+        def led_through(address):
+            return stack.enter_context(Proxy(address, change)).address
+
+        accepted, connection = both_ends(credentials, led_through)
+        serving = thread.submit(Server("group 3", accepted).serve, lambda request: request)
         client = Client(connection, replies.put, ends.put)
         client.send(encode(0, ("echo", (SMALL,))))
         replies.get(timeout=SECONDS)
@@ -209,11 +207,14 @@ def test_a_bit_that_flips_in_a_request_or_reply_ends_the_connection_of_the_drive
 
 @pytest.mark.parametrize("offset", [2, 12, 25, 42])
 def test_a_bit_that_flips_in_a_vote_ends_the_connection_of_a_group(offset):
-    members, credentials, flips = [Agreement(rank, 2) for rank in range(2)], make_credentials(False), Flips()
-    with Proxy(members[0].listen("127.0.0.1", credentials), flips) as proxy, ThreadPoolExecutor(2) as threads:
-        joining = threads.submit(members[0].connect, None, credentials, SECONDS)
-        members[1].connect(proxy.address, credentials, SECONDS)
-        joining.result(SECONDS)
+    members, flips = [Agreement(rank) for rank in range(2)], Flips()
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as threads:
+
+        def led_through(address):
+            return stack.enter_context(Proxy(address, flips)).address
+
+        for member, connection in zip(members, both_ends(make_credentials(False), led_through), strict=True):
+            member.connect([connection])
         flips.arm(offset)
         agreeing = [threads.submit(member.agree, 1) for member in members]
         with pytest.raises(WorldLostError, match=BOTH_ENDS):
