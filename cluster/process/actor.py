@@ -68,9 +68,7 @@ class GroupActor:
         self._reserved: socket.socket | None = None
         self._server: Server | None = None
         self._last_run = -1
-        self._shipping = threading.Lock()
         self._shipments: dict[int, Shipment] = {}
-        self._cancelled: set[int] = set()  # the shipments that the driver gave up before they arrived
         self._forever = threading.Event()
 
     def __repr__(self) -> str:
@@ -160,11 +158,7 @@ class GroupActor:
 
     @ray.method(concurrency_group="control")
     def ship(self, number: int, shipment: Shipment) -> None:
-        with self._shipping:
-            if number in self._cancelled:
-                self._cancelled.remove(number)
-            else:
-                self._shipments[number] = shipment
+        self._shipments[number] = shipment
 
     def _load(self, number: int) -> LoadReply:
         shipment = self._shipments[number]
@@ -218,8 +212,7 @@ class GroupActor:
             raise RuntimeError(f"step {request.step} has come before")
         self._last_run = request.run
         self._router.begin_step(request.run, request.groups)
-        if request.released.programs:
-            self._drop_shipments(request.released)
+        self._drop_shipments(request.released)
         try:
             return self._worker.answer(request)
         except StepAborted:
@@ -243,11 +236,9 @@ class GroupActor:
         return assemble(Aval(value.shape, str(array.dtype), array.itemsize), sharding, slices)
 
     def _drop_shipments(self, released: Released) -> None:
-        """Drops programs that were shipped and not loaded, also before they have arrived."""
-        with self._shipping:
-            for number in released.programs:
-                if self._shipments.pop(number, None) is None and not self._worker.has_program(number):
-                    self._cancelled.add(number)
+        """Drops programs that were shipped and not loaded."""
+        for number in released.programs:
+            self._shipments.pop(number, None)
 
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:

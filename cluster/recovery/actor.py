@@ -79,9 +79,7 @@ class RecoverableActor(GroupActor):
             self._forever.set()
             self._forever = threading.Event()
             self._router.close()
-        with self._shipping:
-            self._shipments.clear()
-            self._cancelled.clear()
+        self._shipments.clear()
         self._worker.keep_only(programs)
 
     @ray.method(concurrency_group="watch")
