@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from cluster.process.world import WorldLostError
 from cluster.tcp.connection import Connection
-from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.frames import encode, read_frame
 from mpmd.errors import StepAborted
 from mpmd.runtime.activity import Activity
 
@@ -24,12 +24,12 @@ class Agreement:
     def __init__(self, rank: int, activity: Activity | None = None):
         self._activity = activity or Activity()
         self._rank = rank
-        self._connections: list[FrameConnection] = []
+        self._connections: list[Connection] = []
 
     def connect(self, connections: Iterable[Connection]) -> None:
         """Takes the connections of rank 0 with all the others, or of another rank with rank 0."""
         self.close()
-        self._connections = [FrameConnection(connection) for connection in connections]
+        self._connections = list(connections)
 
     def agree(self, step: int, reason: str | None = None) -> None:
         """Waits until every process of the group has come here, or has left the step.
@@ -71,15 +71,15 @@ class Agreement:
             connection.close()
 
     @staticmethod
-    def _send(connection: FrameConnection, step: int, reason: str | None) -> None:
+    def _send(connection: Connection, step: int, reason: str | None) -> None:
         with contextlib.suppress(OSError):  # the process is gone, and the driver ends its group
-            connection.write(encode(step, reason))
+            connection.write(encode(step, reason).pieces)
 
     @staticmethod
-    def _receive(connection: FrameConnection, step: int) -> str | None:
+    def _receive(connection: Connection, step: int) -> str | None:
         """The other end's vote on a step; skips its votes on steps that this process has left."""
         try:
-            while (frame := connection.read()).number < step:
+            while (frame := read_frame(connection)).number < step:
                 pass
         except (EOFError, OSError) as error:
             raise WorldLostError(

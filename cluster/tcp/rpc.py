@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from cluster.tcp.connection import Connection
-from cluster.tcp.frames import Frame, FrameConnection, encode
+from cluster.tcp.frames import Frame, encode, read_frame
 from cluster.tcp.writer import Writer
 
 
@@ -39,7 +39,7 @@ class Client:
         on_reply: Callable[[Frame], None],
         on_disconnect: Callable[[BaseException], None],
     ):
-        self._connection = FrameConnection(connection)
+        self._connection = connection
         self._writer = Writer(connection, "mpmd requests")
         self._on_reply = on_reply
         self._on_disconnect = on_disconnect
@@ -54,7 +54,7 @@ class Client:
     def _read_replies(self) -> None:
         try:
             while True:
-                self._on_reply(self._connection.read())
+                self._on_reply(read_frame(self._connection))
         except Exception as error:  # after any of them, the rest of the reply is still to come
             for reason in filter(None, (self._writer.error, error)):
                 self._on_disconnect(reason)
@@ -76,7 +76,7 @@ class Server:
 
     def __init__(self, name: str, connection: Connection):
         self._name = name
-        self._connection = FrameConnection(connection)
+        self._connection = connection
         self._requests: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         threading.Thread(target=self._read_requests, name="requests", daemon=True).start()
 
@@ -84,7 +84,7 @@ class Server:
         """Runs in a thread of its own, so that large requests arrive while the group computes."""
         try:
             while True:
-                self._requests.put(self._connection.read())
+                self._requests.put(read_frame(self._connection))
         except Exception as error:  # after any of them, the rest of the request is still to come
             self._requests.put(error)
 
@@ -100,7 +100,7 @@ class Server:
             while isinstance(request := self._requests.get(), Frame):
                 number, asked = request.number, _decoded(request)
                 del request  # who answers may let go of the arrays before the answer is there
-                connection.write(self._reply(number, asked, answer))
+                connection.write(self._reply(number, asked, answer).pieces)
                 del asked  # an idle thread must not keep the last request's arrays
             raise request
         except (EOFError, ConnectionError):  # the driver's end is closed

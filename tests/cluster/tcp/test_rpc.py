@@ -11,8 +11,9 @@ import pytest
 import ray
 
 from cluster.protocol.packing import pack, unpack
+from cluster.tcp import frames
 from cluster.tcp.credentials import make_credentials
-from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.frames import encode
 from cluster.tcp.rpc import Client, Server
 from tests.support.pairs import both_ends
 from tests.support.waiting import await_that
@@ -212,12 +213,12 @@ def test_a_request_that_breaks_off_ends_the_connection(group, driver, monkeypatc
 
 
 def test_a_request_too_large_for_the_group_ends_the_connection(group, driver, monkeypatch):
-    def too_large(self, num_bytes):
+    def too_large(connection, num_bytes):
         raise MemoryError("too large")
 
     array = np.ones(100_000)
     assert driver.ask("echo", 1) == (1,)
-    monkeypatch.setattr(FrameConnection, "_read_bytes", too_large)
+    monkeypatch.setattr(frames, "_read_bytes", too_large)
     driver.send(1, "echo", array)
     driver.ends.get(timeout=SECONDS)
     group.thread.join(SECONDS)
