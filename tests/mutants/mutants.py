@@ -294,8 +294,8 @@ MUTANTS = (
     Mutant(
         "runtime-aborted",
         "mpmd/runtime/inbox.py",
-        "if message.step < self._step or message.step in self._aborted:",
-        "if message.step < self._step:",
+        "if message.step < self.step or message.step in self._aborted:",
+        "if message.step < self.step:",
         "keeps messages of an aborted step",
     ),
     Mutant(
