@@ -147,7 +147,7 @@ class GroupActor:
     ) -> None:
         """Connects with the other processes, when all listen, by the transports that ``routes`` names.
 
-        The driver has connected already if it asks ``by_tcp``; then call ``serve`` next, or else ``watch``.
+        The driver has connected already if it asks ``by_tcp``. Call ``serve`` next.
         """
         self._gathering = gathering
         others = self._endpoint.partners | ({DRIVER} if by_tcp else set())
@@ -255,17 +255,14 @@ class GroupActor:
 
     @ray.method(concurrency_group="watch")
     def serve(self) -> None:
-        """Answers the driver's requests over its connection, as long as there is one.
+        """Answers the driver's requests over its connection, while there is one; without one, only waits.
 
         The call fails when the actor dies, which is how the driver notices.
         """
-        assert self._server is not None, "connect comes first"
-        self._server.serve(self.answer)
-
-    @ray.method(concurrency_group="watch")
-    def watch(self) -> None:
-        """In place of ``serve``, where the driver calls the actor by Ray: never returns."""
-        self._forever.wait()
+        if self._server is None:  # the driver asks by Ray
+            self._forever.wait()
+        else:
+            self._server.serve(self.answer)
 
 
 def _submesh_of(process: Endpoint) -> jax.sharding.Mesh:

@@ -75,8 +75,8 @@ class RecoverableActor(GroupActor):
         Keeps values and ``programs``; drops programs that some processes have not loaded. Then ``listen`` and
         ``connect`` connect again.
         """
+        self._forever.set()
         with self._serving:  # ``serve`` has ended
-            self._forever.set()
             self._forever = threading.Event()
             self._router.close()
         self._shipments.clear()
