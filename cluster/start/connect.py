@@ -168,9 +168,10 @@ def connect(
     addresses = actors.call("listen", listening)
     connections: list[Connection] = []
     with contextlib.ExitStack() as undo:
-        for process, address in zip(actors.processes, addresses, strict=True) if by_tcp else ():
-            connection = _connect_driver(process, address[TCP], credentials, actors)
-            connections.append(undo.enter_context(connection))
+        if by_tcp:
+            for process, address in zip(actors.processes, addresses, strict=True):
+                connection = _connect_driver(process, address[TCP], credentials, actors)
+                connections.append(undo.enter_context(connection))
         actors.call("connect", [(route, topology.gathering, addresses, by_tcp) for route in routes])
         undo.pop_all()
     return Connected(topology, ProcessPlacement(tuple(infos), transports), connections)
