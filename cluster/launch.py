@@ -210,7 +210,9 @@ def launch(
         with watch("actors"):
             started = _start_actors(processes, reservations, nodes, request, options)
         with watch("transports"):
-            connected = connect(started.actors, started.infos, transport, encryption, undo)
+            connected = connect(started.actors, started.infos, transport, encryption)
+        for connection in connected.connections:
+            undo.enter_context(connection)
         recoveries: list[RecoveryReport] = []
         corruptions: list[CorruptionReport] = []
         runtime = _runtime_of(

@@ -144,7 +144,7 @@ MAY_IMPORT = {
     "cluster.driver": "cluster.process cluster.protocol cluster.tcp cluster.transports mpmd.errors "
     "mpmd.ir mpmd.memory mpmd.program mpmd.runtime mpmd.util",
     "cluster.recovery": "cluster.driver cluster.process cluster.protocol cluster.ray_compat cluster.start "
-    "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.meshes mpmd.program mpmd.runtime mpmd.sharding "
+    "cluster.tcp mpmd.errors mpmd.ir mpmd.meshes mpmd.program mpmd.runtime mpmd.sharding "
     "mpmd.util mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.compat mpmd.errors mpmd.ir "
     "mpmd.meshes mpmd.runtime mpmd.validation",

@@ -145,8 +145,14 @@ class RayRuntime(Runtime):
         self._tell_released()
         groups = self._participants[number]
         processes = [process for i in groups for process in self._numbers[i]]
-        for shipped in [self._calls.call_ray(process, "ship", number, stored) for process in processes]:
-            shipped.result()
+        shipped: list[Future] = []
+        try:
+            for process in processes:
+                shipped.append(self._calls.call_ray(process, "ship", number, stored))
+            for each in shipped:
+                each.result()
+        finally:  # a group drops a shipment that has arrived, but not one that is on its way
+            concurrent.futures.wait(shipped)
         loading = self.ask({i: Load(number) for i in groups})
         concurrent.futures.wait(loading.values())
         return {i: reply.result() for i, reply in loading.items()}

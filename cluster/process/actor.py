@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -18,12 +18,11 @@ from cluster.process.agreement import Agreement
 from cluster.process.array_slices import assemble
 from cluster.process.compilation_cache import keep_compiled
 from cluster.process.slices import SliceTransport
-from cluster.protocol.endpoint import Endpoint
+from cluster.protocol.endpoint import DRIVER, Endpoint
 from cluster.protocol.packing import PackedArray, PackedValue, pack, unpack
 from cluster.protocol.process_info import Location, ProcessInfo
 from cluster.protocol.shipment import Compile, Load, Shipment, exported_function
 from cluster.protocol.versions import versions_here
-from cluster.tcp import sockets
 from cluster.tcp.credentials import Credentials
 from cluster.tcp.rpc import Server
 from cluster.transports.choice import supported
@@ -42,11 +41,6 @@ from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 
 _OF_DONATED = f"{DONATED_IN_PROCESS}, as they would with mpmd.launch(..., recovery=mpmd.Recovery())"
-
-
-class Addresses(NamedTuple):
-    transports: Mapping[str, Any]
-    agreement: sockets.Address | None
 
 
 class GroupActor:
@@ -74,9 +68,7 @@ class GroupActor:
         self._reserved: socket.socket | None = None
         self._server: Server | None = None
         self._last_run = -1
-        self._shipping = threading.Lock()
         self._shipments: dict[int, Shipment] = {}
-        self._cancelled: set[int] = set()  # the shipments that the driver gave up before they arrived
         self._forever = threading.Event()
 
     def __repr__(self) -> str:
@@ -109,7 +101,7 @@ class GroupActor:
                 world.join(coordinator, shape.num_processes, self._endpoint.rank, host, timeout)
         submesh = _submesh_of(self._endpoint)
         self._router = Router(self._endpoint, submesh)
-        self._agreement = Agreement(self._endpoint.rank, shape.num_processes, self._activity)
+        self._agreement = Agreement(self._endpoint.rank, self._activity)
         self._worker = GroupWorker(
             mpmd_idx=self._endpoint.mpmd_idx,
             submesh=submesh,
@@ -143,37 +135,30 @@ class GroupActor:
         me, submesh = self._endpoint, self._worker.submesh
         return SliceTransport(self._router, me, self._agreement, routes, submesh)
 
-    def listen(self, transports: Iterable[str], host: str, credentials: Credentials) -> Addresses:
-        return Addresses(
-            self._router.listen(transports, host, credentials), self._agreement.listen(host, credentials)
-        )
+    def listen(self, transports: Iterable[str], host: str, credentials: Credentials) -> dict[str, Any]:
+        return self._router.listen(transports, host, credentials)
 
     def connect(
         self,
         routes: Mapping[int, str],
         gathering: frozenset[Edge],
-        addresses: Sequence[Addresses],
-        credentials: Credentials,
-        timeout: float,
+        addresses: Sequence[Mapping[str, Any]],
+        by_tcp: bool,
     ) -> None:
-        """Connects with the other processes, when all listen, by the transports that ``routes`` names."""
-        self._gathering = gathering
-        self._router.connect(routes, [address.transports for address in addresses])
-        leader = self._endpoint.number_of(self._endpoint.mpmd_idx, 0)
-        self._agreement.connect(addresses[leader].agreement, credentials, timeout)
+        """Connects with the other processes, when all listen, by the transports that ``routes`` names.
 
-    def await_driver(self, host: str, credentials: Credentials) -> sockets.Address:
-        """Opens the port to which the driver connects, and returns its address. Call ``serve`` next."""
-        self._server = Server(repr(self), host, credentials)
-        return self._server.address
+        The driver has connected already if it asks ``by_tcp``. Call ``serve`` next.
+        """
+        self._gathering = gathering
+        others = self._endpoint.partners | ({DRIVER} if by_tcp else set())
+        connections = self._router.connect(routes, addresses, others)
+        driver = connections.pop(DRIVER, None)
+        self._server = None if driver is None else Server(repr(self), driver)
+        self._agreement.connect([connections[partner] for partner in sorted(connections)])
 
     @ray.method(concurrency_group="control")
     def ship(self, number: int, shipment: Shipment) -> None:
-        with self._shipping:
-            if number in self._cancelled:
-                self._cancelled.remove(number)
-            else:
-                self._shipments[number] = shipment
+        self._shipments[number] = shipment
 
     def _load(self, number: int) -> LoadReply:
         shipment = self._shipments[number]
@@ -227,8 +212,7 @@ class GroupActor:
             raise RuntimeError(f"step {request.step} has come before")
         self._last_run = request.run
         self._router.begin_step(request.run, request.groups)
-        if request.released.programs:
-            self._drop_shipments(request.released)
+        self._drop_shipments(request.released)
         try:
             return self._worker.answer(request)
         except StepAborted:
@@ -252,11 +236,9 @@ class GroupActor:
         return assemble(Aval(value.shape, str(array.dtype), array.itemsize), sharding, slices)
 
     def _drop_shipments(self, released: Released) -> None:
-        """Drops programs that were shipped and not loaded, also before they have arrived."""
-        with self._shipping:
-            for number in released.programs:
-                if self._shipments.pop(number, None) is None and not self._worker.has_program(number):
-                    self._cancelled.add(number)
+        """Drops programs that were shipped and not loaded."""
+        for number in released.programs:
+            self._shipments.pop(number, None)
 
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
@@ -273,17 +255,14 @@ class GroupActor:
 
     @ray.method(concurrency_group="watch")
     def serve(self) -> None:
-        """Answers the driver's requests over its connection, as long as there is one.
+        """Answers the driver's requests over its connection, while there is one; without one, only waits.
 
         The call fails when the actor dies, which is how the driver notices.
         """
-        assert self._server is not None, "await_driver comes first"
-        self._server.serve(self.answer)
-
-    @ray.method(concurrency_group="watch")
-    def watch(self) -> None:
-        """In place of ``serve``, where the driver calls the actor by Ray: never returns."""
-        self._forever.wait()
+        if self._server is None:  # the driver asks by Ray
+            self._forever.wait()
+        else:
+            self._server.serve(self.answer)
 
 
 def _submesh_of(process: Endpoint) -> jax.sharding.Mesh:

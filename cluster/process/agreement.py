@@ -9,11 +9,11 @@ it tells them whether all can.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 from cluster.process.world import WorldLostError
-from cluster.tcp import sockets
-from cluster.tcp.credentials import Credentials
-from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.connection import Connection
+from cluster.tcp.frames import encode, read_frame
 from mpmd.errors import StepAborted
 from mpmd.runtime.activity import Activity
 
@@ -21,34 +21,15 @@ from mpmd.runtime.activity import Activity
 class Agreement:
     """One process's part in the agreements of its group; a group of one process has nothing to agree on."""
 
-    def __init__(self, rank: int, num_processes: int, activity: Activity | None = None):
+    def __init__(self, rank: int, activity: Activity | None = None):
         self._activity = activity or Activity()
         self._rank = rank
-        self._num_processes = num_processes
-        self._listener: sockets.ConnectionListener | None = None
-        self._connections: list[FrameConnection] = []
+        self._connections: list[Connection] = []
 
-    def listen(self, host: str, credentials: Credentials) -> sockets.Address | None:
-        """Has rank 0 listen, unless the group is connected. Returns its address, or else ``None``."""
-        if self._rank or self._connections or self._num_processes == 1:
-            return None
-        self._listener = sockets.ConnectionListener(host, credentials)
-        return self._listener.address
-
-    def connect(self, address: sockets.Address | None, credentials: Credentials, timeout: float) -> None:
-        """Connects the processes, all of which call this; later calls do nothing.
-
-        Raises: ``ConnectionError`` when rank 0 cannot be reached.
-        """
-        if self._listener is not None:
-            with self._listener:
-                for _ in range(1, self._num_processes):
-                    _, connection = self._listener.accept()
-                    self._connections.append(FrameConnection(connection))
-            self._listener = None
-        elif address is not None:
-            connection = sockets.connect(address, credentials, timeout)
-            self._connections.append(FrameConnection(connection))
+    def connect(self, connections: Iterable[Connection]) -> None:
+        """Takes the connections of rank 0 with all the others, or of another rank with rank 0."""
+        self.close()
+        self._connections = list(connections)
 
     def agree(self, step: int, reason: str | None = None) -> None:
         """Waits until every process of the group has come here, or has left the step.
@@ -90,15 +71,15 @@ class Agreement:
             connection.close()
 
     @staticmethod
-    def _send(connection: FrameConnection, step: int, reason: str | None) -> None:
+    def _send(connection: Connection, step: int, reason: str | None) -> None:
         with contextlib.suppress(OSError):  # the process is gone, and the driver ends its group
-            connection.write(encode(step, reason))
+            connection.write(encode(step, reason).pieces)
 
     @staticmethod
-    def _receive(connection: FrameConnection, step: int) -> str | None:
+    def _receive(connection: Connection, step: int) -> str | None:
         """The other end's vote on a step; skips its votes on steps that this process has left."""
         try:
-            while (frame := connection.read()).number < step:
+            while (frame := read_frame(connection)).number < step:
                 pass
         except (EOFError, OSError) as error:
             raise WorldLostError(

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 from mpmd.ir.reshard import GroupShape
 
+DRIVER = -1
+"""The number of the driver among processes that connect with one another."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
@@ -41,6 +44,12 @@ class Endpoint:
     @property
     def name(self) -> str:
         return self.name_of(self.number)
+
+    @property
+    def partners(self) -> frozenset[int]:
+        """The processes of the group with which this one agrees: all of them for rank 0, else rank 0."""
+        first = self.number_of(self.mpmd_idx, 0)
+        return frozenset([first] if self.rank else range(first + 1, first + self.shape.num_processes))
 
     def number_of(self, mpmd_idx: int, rank: int) -> int:
         return sum(self.num_processes[:mpmd_idx]) + rank

@@ -72,18 +72,14 @@ class RecoverableActor(GroupActor):
     def reset(self, programs: Collection[int]) -> None:
         """Ends the connections with other groups and the driver, as soon as no step runs.
 
-        Keeps values and ``programs``; drops programs that some processes have not loaded. Then ``listen``,
-        ``connect`` and ``await_driver`` connect again.
+        Keeps values and ``programs``; drops programs that some processes have not loaded. Then ``listen`` and
+        ``connect`` connect again.
         """
+        self._forever.set()
         with self._serving:  # ``serve`` has ended
-            self._forever.set()
             self._forever = threading.Event()
-            if self._server is not None:
-                self._server.stop_listening()
             self._router.close()
-        with self._shipping:
-            self._shipments.clear()
-            self._cancelled.clear()
+        self._shipments.clear()
         self._worker.keep_only(programs)
 
     @ray.method(concurrency_group="watch")

@@ -6,7 +6,6 @@ Methods block until their work is done, and raise when another process dies mean
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import time
@@ -24,10 +23,9 @@ from cluster.protocol.versions import versions_here
 from cluster.recovery.allocations import PROMPT_SECONDS
 from cluster.recovery.report import DRAINED, REPLACED
 from cluster.recovery.spares import Process, Spares
-from cluster.start.connect import Connected, StartingActors, connect_driver, connect_groups, open_groups
+from cluster.start.connect import Connected, StartingActors, connect, open_groups
 from cluster.start.resources import SharedDevices
 from cluster.tcp.connection import Connection
-from cluster.transports.choice import OBJECT_STORE, choose
 from mpmd.errors import MESH_CLOSED, GroupDiedError
 
 _POLL_SECONDS = 0.25
@@ -76,7 +74,7 @@ class Processes:
         self._placement = connected.placement
         self._transport = transport
         self._encryption = encryption
-        self._gathering = connected.topology.gathering
+        self._topology = connected.topology
         self._timeout = started.timeout
         self._limits = limits
         self._session = RaySession()
@@ -204,20 +202,20 @@ class Processes:
         actors, endpoints = [self.actors[i] for i in numbers], [self.endpoints[i] for i in numbers]
         return StartingActors(actors, endpoints, self._timeout, check)
 
-    def _connecting_actors(self) -> StartingActors:
+    def connect(self) -> list[Connection]:
+        """Connects all processes with one another and the driver. Returns the driver's connections."""
         numbers = range(len(self.infos))
 
         def check() -> None:
             self.check_open()
             self.check_alive(numbers)
 
-        return self._starting(numbers, check)
-
-    def connect(self) -> None:
-        starting = self._connecting_actors()
-        transports = choose(self._transport, self.infos)
-        connect_groups(starting, self.infos, transports, self._gathering, self._encryption)
-        self._placement.processes, self._placement.transports = tuple(self.infos), transports
+        connected = connect(
+            self._starting(numbers, check), self.infos, self._transport, self._encryption, self._topology
+        )
+        placement = connected.placement
+        self._placement.processes, self._placement.transports = placement.processes, placement.transports
+        return connected.connections
 
     def load(self, groups: Collection[int], loads: Mapping[int, LoadRequests]) -> None:
         """Has the processes of ``groups`` load their programs, in ascending order of program numbers."""
@@ -236,15 +234,6 @@ class Processes:
             for request in requests.by_group[self.endpoints[i].mpmd_idx]:
                 loading[actors[i].answer.remote(request)] = i
         self.wait_for(loading, limits=self._limits)
-
-    def connect_driver(self) -> list[Connection]:
-        if self._transport == OBJECT_STORE:
-            return []
-        starting = self._connecting_actors()
-        with contextlib.ExitStack() as undo:
-            connections = connect_driver(starting, self.infos, self._encryption, undo)
-            undo.pop_all()
-        return connections
 
     # Moves.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -79,24 +80,26 @@ class Replacement:
             unopened = self.dead
             processes.check_open()
             try:
-                enter("started")
-                copies.lose(processes.kill(self.dead))
-                processes.reset(self.dead, list(loads))
-                processes.start(self.dead)
-                processes.open(self.dead)
-                unopened = set()
-                processes.await_reset()
-                copies.check(self.snapshot)
-                enter("connected")
-                processes.connect()  # after which a process knows what a program's messages need
-                enter("loaded")
-                processes.load(self.replaced, loads)
-                enter("restored")
-                copies.restore(self.snapshot)
-                enter("connected")
-                connections = processes.connect_driver()
-                enter("replayed")  # until the report
-                return connections
+                with contextlib.ExitStack() as undo:
+                    enter("started")
+                    copies.lose(processes.kill(self.dead))
+                    processes.reset(self.dead, list(loads))
+                    processes.start(self.dead)
+                    processes.open(self.dead)
+                    unopened = set()
+                    processes.await_reset()
+                    copies.check(self.snapshot)
+                    enter("connected")
+                    connections = processes.connect()
+                    for connection in connections:
+                        undo.enter_context(connection)
+                    enter("loaded")  # after a process knows what a program's messages need
+                    processes.load(self.replaced, loads)
+                    enter("restored")
+                    copies.restore(self.snapshot)
+                    enter("replayed")  # until the report
+                    undo.pop_all()
+                    return connections
             except SupersededError:
                 raise
             except CopiesLostError as lost:

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import ray
 from ray.actor import ActorHandle
 
-from cluster.protocol.endpoint import Endpoint
+from cluster.protocol.endpoint import DRIVER, Endpoint
 from cluster.protocol.process_info import Location, ProcessInfo, ProcessPlacement
 from cluster.protocol.versions import Versions, check_versions
 from cluster.ray_compat import log_directory, progress_of
 from cluster.tcp import sockets
 from cluster.tcp.connection import Connection
-from cluster.tcp.credentials import make_credentials
+from cluster.tcp.credentials import Credentials, make_credentials
 from cluster.tcp.listener import OUT_OF_RESOURCES
-from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY, choose
+from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY, TCP, choose
 from mpmd.errors import GroupDiedError
 from mpmd.ir.plan import Edge
 from mpmd.ir.routes import Topology
@@ -146,19 +146,41 @@ def connect(
     infos: Sequence[ProcessInfo],
     transport: str,
     encryption: bool | None,
-    undo: contextlib.ExitStack,
+    topology: Topology | None = None,
 ) -> Connected:
-    """Connects processes with one another and with the driver; ``undo`` closes the driver's connections.
+    """Connects processes with one another, and with the driver unless all is left to Ray.
+
+    Args:
+      topology: as loaded programs know it, if there are any.
 
     Raises: ``ValueError`` when the transport cannot connect them, ``RuntimeError`` when one is not reached.
     """
     transports = choose(transport, infos)
-    topology = Topology(actors.processes[0].groups, gathering_edges(infos, transports))
-    connect_groups(actors, infos, transports, topology.gathering, encryption)
+    topology = topology or Topology(actors.processes[0].groups, gathering_edges(infos, transports))
+    routes: list[dict[int, str]] = [{} for _ in infos]
+    for (a, b), name in transports.items():
+        routes[a][b] = routes[b][a] = name
+    credentials, by_tcp = make_credentials(encryption), transport != OBJECT_STORE
+    listening = [
+        (sorted(set(route.values())), host, credentials)
+        for route, host in zip(routes, _listening_hosts(infos), strict=True)
+    ]
+    addresses = actors.call("listen", listening)
     connections: list[Connection] = []
-    if transport != OBJECT_STORE:
-        connections = connect_driver(actors, infos, encryption, undo)
+    with contextlib.ExitStack() as undo:
+        if by_tcp:
+            for process, address in zip(actors.processes, addresses, strict=True):
+                connection = _connect_driver(process, address[TCP], credentials, actors)
+                connections.append(undo.enter_context(connection))
+        actors.call("connect", [(route, topology.gathering, addresses, by_tcp) for route in routes])
+        undo.pop_all()
     return Connected(topology, ProcessPlacement(tuple(infos), transports), connections)
+
+
+def _listening_hosts(infos: Sequence[ProcessInfo]) -> list[str]:
+    """The address of each process, at which the other processes and the driver reach it."""
+    here = ray.get_runtime_context().get_node_id()
+    return _hosts(infos) if any(info.node_id == here for info in infos) else [info.node for info in infos]
 
 
 def gathering_edges(
@@ -177,42 +199,12 @@ def gathering_edges(
     return frozenset(gathering)
 
 
-def connect_groups(
-    actors: StartingActors,
-    infos: Sequence[ProcessInfo],
-    transports: Mapping[tuple[int, int], str],
-    gathering: frozenset[Edge],
-    encryption: bool | None,
-) -> None:
-    credentials = make_credentials(encryption)
-    routes: list[dict[int, str]] = [{} for _ in infos]
-    for (a, b), name in transports.items():
-        routes[a][b] = routes[b][a] = name
-    listening = [
-        (sorted(set(route.values())), host, credentials)
-        for route, host in zip(routes, _hosts(infos), strict=True)
-    ]
-    addresses = actors.call("listen", listening)
-    actors.call("connect", [(route, gathering, addresses, credentials, actors.timeout) for route in routes])
-
-
-def connect_driver(
-    actors: StartingActors,
-    infos: Sequence[ProcessInfo],
-    encryption: bool | None,
-    undo: contextlib.ExitStack,
-) -> list[Connection]:
-    credentials = make_credentials(encryption)
-    here = ray.get_runtime_context().get_node_id()
-    hosts = ["127.0.0.1" if info.node_id == here else info.node for info in infos]
-    addresses = actors.call("await_driver", [(host, credentials) for host in hosts])
-    connections = []
-    for process, address in zip(actors.processes, addresses, strict=True):
-        try:
-            connection = sockets.connect(address, credentials, actors.timeout, check=actors.check)
-            connections.append(undo.enter_context(connection))
-        except ConnectionError as error:
-            hint = f"If the network closes its ports, use transport={OBJECT_STORE!r}, which leaves all to Ray"
-            message = f"the driver cannot reach {process.name}: {error}. {hint}"
-            raise GroupDiedError(message, process.mpmd_idx) from error
-    return connections
+def _connect_driver(
+    process: Endpoint, address: sockets.Address, credentials: Credentials, actors: StartingActors
+) -> Connection:
+    try:
+        return sockets.connect(address, credentials, actors.timeout, DRIVER, actors.check)
+    except ConnectionError as error:
+        hint = f"If the network closes its ports, use transport={OBJECT_STORE!r}, which leaves all to Ray"
+        message = f"the driver cannot reach {process.name}: {error}. {hint}"
+        raise GroupDiedError(message, process.mpmd_idx) from error

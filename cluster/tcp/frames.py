@@ -59,32 +59,18 @@ def encode(number: int, message: object, dumps: Callable[..., bytes] = pickle.du
     return Frame(number, content, tuple(large))
 
 
-class FrameConnection:
-    """Frames over one end of a connection. One thread may write while another one reads."""
+def read_frame(connection: Connection) -> Frame:
+    """Waits for a frame, whose buffers belong to the caller.
 
-    def __init__(self, connection: Connection):
-        self._connection = connection
+    Raises: ``EOFError`` or ``OSError`` when the connection has ended.
+    """
+    number, num_bytes, num_buffers = _HEAD.unpack(_read_bytes(connection, _HEAD.size))
+    sizes = [size for (size,) in _SIZE.iter_unpack(_read_bytes(connection, num_buffers * _SIZE.size))]
+    content = _read_bytes(connection, num_bytes)
+    return Frame(number, content, tuple([_read_bytes(connection, size) for size in sizes]))
 
-    def write(self, message: Frame) -> None:
-        self._connection.write(message.pieces)
 
-    def read(self) -> Frame:
-        """Waits for a frame, whose buffers belong to the caller.
-
-        Raises: ``EOFError`` or ``OSError`` when the connection has ended.
-        """
-        number, num_bytes, num_buffers = _HEAD.unpack(self._read_bytes(_HEAD.size))
-        sizes = [size for (size,) in _SIZE.iter_unpack(self._read_bytes(num_buffers * _SIZE.size))]
-        content = self._read_bytes(num_bytes)
-        return Frame(number, content, tuple([self._read_bytes(size) for size in sizes]))
-
-    def _read_bytes(self, num_bytes: int) -> memoryview:
-        buffer = np.empty(num_bytes, np.uint8).data
-        self._connection.read_into(buffer)
-        return buffer
-
-    def end(self) -> None:
-        self._connection.end()
-
-    def close(self) -> None:
-        self._connection.close()
+def _read_bytes(connection: Connection, num_bytes: int) -> memoryview:
+    buffer = np.empty(num_bytes, np.uint8).data
+    connection.read_into(buffer)
+    return buffer

@@ -17,9 +17,7 @@ from typing import Any
 import ray
 
 from cluster.tcp.connection import Connection
-from cluster.tcp.credentials import Credentials
-from cluster.tcp.frames import Frame, FrameConnection, encode
-from cluster.tcp.sockets import Address, ConnectionListener
+from cluster.tcp.frames import Frame, encode, read_frame
 from cluster.tcp.writer import Writer
 
 
@@ -41,7 +39,7 @@ class Client:
         on_reply: Callable[[Frame], None],
         on_disconnect: Callable[[BaseException], None],
     ):
-        self._connection = FrameConnection(connection)
+        self._connection = connection
         self._writer = Writer(connection, "mpmd requests")
         self._on_reply = on_reply
         self._on_disconnect = on_disconnect
@@ -56,7 +54,7 @@ class Client:
     def _read_replies(self) -> None:
         try:
             while True:
-                self._on_reply(self._connection.read())
+                self._on_reply(read_frame(self._connection))
         except Exception as error:  # after any of them, the rest of the reply is still to come
             for reason in filter(None, (self._writer.error, error)):
                 self._on_disconnect(reason)
@@ -76,32 +74,19 @@ class Client:
 class Server:
     """Receives the requests of one driver, and answers them in order; ``name`` appears in tracebacks."""
 
-    def __init__(self, name: str, host: str, credentials: Credentials):
+    def __init__(self, name: str, connection: Connection):
         self._name = name
-        self._listener = ConnectionListener(host, credentials)
-        self.address: Address = self._listener.address
+        self._connection = connection
         self._requests: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
-        self._connection: queue.SimpleQueue[FrameConnection] = queue.SimpleQueue()
         threading.Thread(target=self._read_requests, name="requests", daemon=True).start()
 
     def _read_requests(self) -> None:
         """Runs in a thread of its own, so that large requests arrive while the group computes."""
-        with self._listener:
-            try:
-                _, accepted = self._listener.accept()
-            except ConnectionError:  # it was told that nobody comes
-                return
-        connection = FrameConnection(accepted)
-        self._connection.put(connection)
         try:
             while True:
-                self._requests.put(connection.read())
+                self._requests.put(read_frame(self._connection))
         except Exception as error:  # after any of them, the rest of the request is still to come
             self._requests.put(error)
-
-    def stop_listening(self) -> None:
-        """Closes the port, if the driver has not connected; then ``serve`` must not be called."""
-        self._listener.interrupt()
 
     def serve(self, answer: Callable[[Any], Any]) -> None:
         """Answers requests until the driver's end is closed.
@@ -110,12 +95,12 @@ class Server:
 
         Raises: the error that kept a request from being received, such as ``MemoryError``.
         """
-        connection = self._connection.get()
+        connection = self._connection
         try:
             while isinstance(request := self._requests.get(), Frame):
                 number, asked = request.number, _decoded(request)
                 del request  # who answers may let go of the arrays before the answer is there
-                connection.write(self._reply(number, asked, answer))
+                connection.write(self._reply(number, asked, answer).pieces)
                 del asked  # an idle thread must not keep the last request's arrays
             raise request
         except (EOFError, ConnectionError):  # the driver's end is closed

@@ -17,6 +17,9 @@ SHARED_MEMORY = "shared_memory"
 NETWORK = "network"
 DEVICE = "device"
 OBJECT_STORE = "object_store"
+TCP = "tcp"
+"""Beside the names of transports, that of the one port of a process for TCP connections."""
+
 NAMES = (SHARED_MEMORY, NETWORK, DEVICE, OBJECT_STORE)
 
 _TRANSFER_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

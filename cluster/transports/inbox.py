@@ -21,7 +21,7 @@ ABORT_REASON_SECONDS = 5.0
 _MAX_POLL_SECONDS = 0.02
 """The longest interval between two polls of a condition that no event reports."""
 
-HEADER_BYTES = 48
+HEADER_BYTES = 56
 """The bytes of a header. It begins with the number of its source, whose listener reads the rest."""
 
 _MAX_HEADERS = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import mmap
 import struct
@@ -22,6 +23,9 @@ ArrayTypes = tuple[tuple[np.dtype, tuple[int, ...]], ...]
 _TYPE = struct.Struct("<BB")  # the length of the dtype's name, and the number of dimensions
 _SIZES = "<{}q"
 
+_MOST_LAYOUTS = 4096
+"""The most layouts that a process keeps, so that equal messages need no new one."""
+
 
 class ValueLayout(NamedTuple):
     """``offset`` is in bytes."""
@@ -34,20 +38,13 @@ class ValueLayout(NamedTuple):
 class MessageLayout(NamedTuple):
     """The positions of a message's values, one after the other, each aligned.
 
-    ``number`` identifies the layout in both processes. ``nbytes`` is what the values need, with the padding.
+    ``types`` are the types of the values as bytes, which travel with each message. ``nbytes`` is what the
+    values need, with the padding.
     """
 
-    number: int
+    types: bytes
     values: tuple[ValueLayout, ...]
     nbytes: int
-
-    @classmethod
-    def of(cls, number: int, types: ArrayTypes) -> MessageLayout:
-        values, end = [], 0
-        for dtype, shape in types:
-            values.append(ValueLayout(shape, dtype, end))
-            end += round_up(math.prod(shape) * dtype.itemsize, ALIGNMENT)
-        return cls(number, tuple(values), end)
 
     def views(self, memory: mmap.mmap | np.ndarray, start: int) -> list[np.ndarray]:
         return [np.ndarray(shape, dtype, memory, start + offset) for shape, dtype, offset in self.values]
@@ -57,17 +54,20 @@ def types_of(arrays: Sequence[Array]) -> ArrayTypes:
     return tuple([(array.dtype, array.shape) for array in arrays])
 
 
-def encode_types(types: ArrayTypes) -> bytes:
-    """The types as plain bytes: of each, the name of the dtype and the sizes of the dimensions.
+@functools.lru_cache(_MOST_LAYOUTS)
+def layout_of(types: ArrayTypes) -> MessageLayout:
+    """Returns the layout; its bytes have the name of each dtype, and the sizes of the dimensions.
 
     Raises: ``TypeError`` for a dtype that its name does not say, such as one of objects.
     """
-    encoded = bytearray()
+    encoded, values, end = bytearray(), [], 0
     for dtype, shape in types:
         name = _name_of(dtype).encode()
         encoded += _TYPE.pack(len(name), len(shape)) + name
         encoded += struct.pack(_SIZES.format(len(shape)), *shape)
-    return bytes(encoded)
+        values.append(ValueLayout(shape, dtype, end))
+        end += round_up(math.prod(shape) * dtype.itemsize, ALIGNMENT)
+    return MessageLayout(bytes(encoded), tuple(values), end)
 
 
 def _name_of(dtype: np.dtype) -> str:
@@ -77,7 +77,8 @@ def _name_of(dtype: np.dtype) -> str:
     raise TypeError(f"values of the dtype {dtype} cannot be sent")
 
 
-def decode_types(encoded: bytes | bytearray) -> ArrayTypes:
+@functools.lru_cache(_MOST_LAYOUTS)
+def decode_layout(encoded: bytes) -> MessageLayout:
     types = []
     position = 0
     while position < len(encoded):
@@ -88,7 +89,7 @@ def decode_types(encoded: bytes | bytearray) -> ArrayTypes:
         sizes = _SIZES.format(ndim)
         types.append((np.dtype(name), struct.unpack_from(sizes, encoded, position)))
         position += struct.calcsize(sizes)
-    return tuple(types)
+    return layout_of(tuple(types))
 
 
 def copy_shards(array: jax.Array, destination: np.ndarray) -> None:

@@ -12,6 +12,7 @@ import ray
 from ray.actor import ActorHandle
 
 from cluster.protocol.packing import PackedArray, pack, unpack
+from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
 from cluster.transports.inbox import ProcessInbox
 from cluster.transports.peer_transport import MessageSender, PeerTransport
@@ -35,7 +36,9 @@ class ObjectStoreTransport(PeerTransport):
     def listen(self, host: str, credentials: Credentials) -> ActorHandle:
         return ray.get_runtime_context().current_actor
 
-    def connect(self, addresses: Mapping[int, ActorHandle]) -> Mapping[int, MessageSender]:
+    def connect(
+        self, addresses: Mapping[int, ActorHandle], connections: Mapping[int, Connection]
+    ) -> Mapping[int, MessageSender]:
         self._peers = addresses
         threading.Thread(target=self._check_deliveries, name="deliveries", daemon=True).start()
         return dict.fromkeys(addresses, self)

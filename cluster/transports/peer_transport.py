@@ -6,6 +6,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
 from cluster.transports.inbox import ProcessInbox
 from mpmd.runtime.transport import Array, MessageId
@@ -25,13 +26,24 @@ class PeerTransport(abc.ABC):
     def __init__(self, inbox: ProcessInbox):
         self._inbox = inbox
 
-    @abc.abstractmethod
     def listen(self, host: str, credentials: Credentials) -> Any:
-        """Lets peers connect, at an address of ``host`` if that is by TCP. Returns the address for them."""
+        """Lets peers connect. Returns what they need for it besides a TCP connection with this process."""
+        return None
 
     @abc.abstractmethod
-    def connect(self, addresses: Mapping[int, Any]) -> Mapping[int, MessageSender]:
-        """Connects with peers, by their numbers, once all peers listen. The peers have to connect, too."""
+    def connect(
+        self, addresses: Mapping[int, Any], connections: Mapping[int, Connection]
+    ) -> Mapping[int, MessageSender]:
+        """Connects with peers, by their numbers, once all peers listen. The peers have to connect, too.
+
+        Args:
+          addresses: the result of ``listen`` of each peer.
+          connections: the TCP connections with peers of which the transport needs them.
+        """
+
+    def begin_step(self, step: int) -> None:
+        """The group begins a step, for which peers may wait before they send messages of the next one."""
+        return
 
     def trim(self) -> None:
         """Releases memory that no message occupies; the next ``send`` allocates memory again."""

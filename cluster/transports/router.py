@@ -7,10 +7,13 @@ from typing import Any
 
 import jax
 
-from cluster.protocol.endpoint import Endpoint
+from cluster.protocol.endpoint import DRIVER, Endpoint
 from cluster.protocol.packing import PackedArray
+from cluster.tcp import sockets
+from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
-from cluster.transports.choice import DEVICE, NETWORK, OBJECT_STORE, SHARED_MEMORY
+from cluster.transports.choice import DEVICE, NETWORK, OBJECT_STORE, SHARED_MEMORY, TCP
+from cluster.transports.connections import connect_peers
 from cluster.transports.device.transport import DeviceTransport
 from cluster.transports.inbox import PeerLostError, ProcessInbox
 from cluster.transports.network.transport import NetworkTransport
@@ -21,7 +24,11 @@ from mpmd.runtime.transport import Array, MessageId
 
 
 class Router:
-    """Implements ``mpmd.runtime.transport.Transport`` for one process, by one transport for each peer."""
+    """Implements ``mpmd.runtime.transport.Transport`` for one process, by one transport for each peer.
+
+    It also makes all TCP connections of the process: with peers, for their transports, and with others, the
+    processes of its own group and the driver.
+    """
 
     def __init__(self, endpoint: Endpoint, submesh: jax.sharding.Mesh):
         self._endpoint = endpoint
@@ -39,17 +46,35 @@ class Router:
             OBJECT_STORE: self._object_store,
         }
         self._senders: dict[int, MessageSender] = {}  # by peer
+        self._listener: sockets.ConnectionListener | None = None
 
     def listen(self, names: Iterable[str], host: str, credentials: Credentials) -> dict[str, Any]:
+        """Lets others connect, by TCP and by the transports that are named. Returns the addresses."""
         if self._inbox.is_closed:
             self._make_transports()
-        return {name: self._transports[name].listen(host, credentials) for name in names}
+        self._listener = sockets.ConnectionListener(host, credentials)
+        addresses = {name: self._transports[name].listen(host, credentials) for name in names}
+        return {TCP: self._listener.address, **addresses}
 
-    def connect(self, routes: Mapping[int, str], addresses: Sequence[Mapping[str, Any]]) -> None:
-        """``addresses`` has the result of ``listen`` for each process."""
+    def connect(
+        self, routes: Mapping[int, str], addresses: Sequence[Mapping[str, Any]], others: Collection[int] = ()
+    ) -> dict[int, Connection]:
+        """Connects with peers, by the transports that ``routes`` names. Returns the connections with others.
+
+        Args:
+          addresses: the result of ``listen`` for each process.
+          others: the processes of this group to connect with, and ``DRIVER`` if the driver connects.
+        """
+        assert self._listener is not None, "connect comes after listen"
+        by_tcp = {*others, *(peer for peer, name in routes.items() if name in (NETWORK, DEVICE))}
+        known = {peer: addresses[peer][TCP] for peer in by_tcp - {DRIVER}}
+        connections = connect_peers(
+            self._listener, sockets.connect, self._endpoint.number, known, by_tcp & {DRIVER}
+        )
         for name, transport in self._transports.items():
-            if peers := [peer for peer, chosen in routes.items() if chosen == name]:
-                self._senders |= transport.connect({peer: addresses[peer][name] for peer in peers})
+            if peers := {peer: addresses[peer][name] for peer, chosen in routes.items() if chosen == name}:
+                self._senders |= transport.connect(peers, connections)
+        return {other: connections[other] for other in others}
 
     @property
     def lost(self) -> PeerLostError | None:
@@ -61,6 +86,8 @@ class Router:
         ``groups`` are the groups that take part; by default, all.
         """
         self._inbox.begin_step(step, groups)
+        for transport in self._transports.values():
+            transport.begin_step(step)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         self._senders[message.dst].send(message, arrays)
@@ -83,6 +110,8 @@ class Router:
             transport.trim()
 
     def interrupt(self) -> None:
+        if self._listener is not None:
+            self._listener.interrupt()
         for transport in self._transports.values():
             transport.interrupt()
 
@@ -93,6 +122,8 @@ class Router:
         """
         if self._inbox.is_closed:
             return
+        if self._listener is not None:
+            self._listener.close()
         for transport in self._transports.values():
             transport.close()
         self._inbox.close()

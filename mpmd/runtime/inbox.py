@@ -46,13 +46,14 @@ class Inbox:
     message that is to be dropped, and the thread that removes it from the dict drops it.
 
     Attributes:
+      step: the last step that was begun.
       arrived: when the message that was taken last had arrived, in nanoseconds of ``time.perf_counter_ns``.
     """
 
     def __init__(self) -> None:
         self.arrived = 0
         self._unread_since = time.perf_counter_ns()  # what the waiting thread reads next was written later
-        self._step = 0
+        self.step = 0
         self._arrived: dict[MessageId, tuple[int, Arrival]] = {}
         self._aborted: dict[int, str] = {}
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -63,7 +64,7 @@ class Inbox:
         The numbers of steps ascend. Messages of earlier steps, which can only have been aborted, are dropped,
         also messages that arrive later.
         """
-        self._step = step
+        self.step = step
         for number in [number for number in list(self._aborted) if number < step]:
             del self._aborted[number]
         self._drop([message for message in list(self._arrived) if message.step < step])
@@ -78,7 +79,7 @@ class Inbox:
         now = time.perf_counter_ns()
         at = now if written is None else min(max(written, self._unread_since), now)
         self._arrived[message] = at, arrival
-        if message.step < self._step or message.step in self._aborted:
+        if message.step < self.step or message.step in self._aborted:
             self._drop([message])
 
     def _drop(self, messages: Sequence[MessageId]) -> None:
@@ -104,7 +105,7 @@ class Inbox:
 
     def abort(self, step: int, reason: str) -> None:
         """Ends every wait of a step, now and later, and drops its messages."""
-        if step >= self._step:
+        if step >= self.step:
             self._aborted.setdefault(step, reason)
         self._drop([message for message in list(self._arrived) if message.step == step])
         self.wake()

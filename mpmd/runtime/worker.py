@@ -332,9 +332,6 @@ class GroupWorker:
         """Drops every program that is not in ``programs``, also programs that are compiled in part."""
         self.release(Released(programs=tuple((self._programs.keys() | self._ahead.keys()) - set(programs))))
 
-    def has_program(self, number: int) -> bool:
-        return number in self._programs or number in self._ahead
-
     def close(self) -> None:
         self._values.clear()
         self._captured.clear()

@@ -5,6 +5,7 @@ import os
 import queue
 import random
 import re
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,10 +19,9 @@ from cluster.tcp.frames import encode
 from cluster.tcp.rpc import Client, Server
 from cluster.transports import inbox as inbox_module
 from cluster.transports.inbox import HEADER_BYTES, PeerLostError
-from cluster.transports.shared_memory.announcements import Announcement
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
-from tests.support.pairs import SECONDS, Pair
+from tests.support.pairs import SECONDS, Pair, both_ends
 from tests.support.proxy import Flips, Proxy
 
 BOTH_ENDS = r"127\.0\.0\.1:\d+ to 127\.0\.0\.1:\d+ was changed on the way"
@@ -38,14 +38,9 @@ class ThroughProxy(Pair):
         super().__init__(name, encryption)
         self.flips, self.proxy = Flips(), contextlib.nullcontext()
         if name != "shared_memory":
-            self.addresses[1][name] = self.through_proxy(self.addresses[1][name])
+            self.proxy = Proxy(self.addresses[1]["tcp"], self.flips)
+            self.addresses[1]["tcp"] = self.proxy.address
         self.connect()
-
-    def through_proxy(self, address):
-        if not isinstance(address, sockets.Address):  # that of a device transport
-            return address._replace(connections=self.through_proxy(address.connections))
-        self.proxy = Proxy(address, self.flips)
-        return self.proxy.address
 
     def __exit__(self, *exception):
         super().__exit__()
@@ -92,7 +87,7 @@ def test_a_bit_that_flips_on_the_network_ends_the_connection(array, encryption, 
             assert_lost(pair, 1)
 
 
-def test_a_bit_that_flips_in_the_announcement_of_types_ends_the_connection():
+def test_a_bit_that_flips_in_the_types_of_a_message_ends_the_connection():
     with ThroughProxy("network") as pair:
         pair.flips.arm(45)
         pair.send(0, SMALL)
@@ -131,7 +126,7 @@ def test_a_bit_that_flips_in_shared_memory_ends_the_connection(array):
 
 
 def test_a_bit_that_flips_in_the_header_of_a_message_in_shared_memory_ends_the_connection():
-    """In its source, its tag, its step, the numbers of its slot and layout, or a digest."""
+    """In its source, its tag, its step, the number of its slot, its sizes, or a digest."""
     for byte in range(HEADER_BYTES):
         with ThroughProxy("shared_memory") as pair:
             pair.send(0, SMALL)
@@ -157,39 +152,37 @@ def flipping_pipe(write_fd, byte):
     return writing
 
 
-@pytest.mark.parametrize("count", [1, 5000], ids=["in a packet", "in memory"])
-def test_a_bit_that_flips_in_an_announcement_of_shared_memory_ends_the_connection(monkeypatch, count):
-    """In its head, or in the types that follow, or are in memory."""
-    send = Announcement.send
-    for byte in (0, 1, 8, -1):
-        with ThroughProxy("shared_memory") as pair, monkeypatch.context() as patch:
+@pytest.mark.parametrize("byte", [0, 7, 8, 15])
+def test_a_bit_that_flips_in_an_announcement_of_shared_memory_ends_the_connection(monkeypatch, byte):
+    """In its digest, or in the size of the slots."""
+    send_fds = socket.send_fds
 
-            def send_flipped(announced, connection, byte=byte):
-                packet = bytearray(announced.packet)
-                if len(packet) > 9 or byte >= 0:
-                    packet[byte] ^= 1
-                else:
-                    with open(announced.descriptors[0], "r+b", closefd=False) as memory:
-                        memory.write(b"\3")
-                send(announced._replace(packet=bytes(packet)), connection)
+    def send_flipped(connection, buffers, descriptors):
+        packet = bytearray(b"".join(buffers))
+        packet[byte] ^= 1
+        return send_fds(connection, [packet], descriptors)
 
-            patch.setattr(Announcement, "send", send_flipped)
-            pair.send(0, *[np.full(3, i, "int16") for i in range(count)])
-            assert_lost(pair, 0)
+    with ThroughProxy("shared_memory") as pair:
+        monkeypatch.setattr(socket, "send_fds", send_flipped)
+        pair.send(0, SMALL)
+        assert_lost(pair, 0)
 
 
 def call_through_proxy(offset, of_reply):
     """The errors that both ends of the driver's connection raise when a bit of a request or reply flips."""
     credentials = make_credentials(False)
-    server, flips = Server("group 3", "127.0.0.1", credentials), Flips()
-    replies, ends = queue.SimpleQueue(), queue.SimpleQueue()
+    replies, ends, flips = queue.SimpleQueue(), queue.SimpleQueue(), Flips()
 
     def change(direction, content):
         return flips(direction ^ of_reply, content)
 
-    with ThreadPoolExecutor(1) as thread, Proxy(server.address, change) as proxy:
-        serving = thread.submit(server.serve, lambda request: request)
-        connection = sockets.connect(proxy.address, credentials, SECONDS)
+    with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as stack:
+
+        def led_through(address):
+            return stack.enter_context(Proxy(address, change)).address
+
+        accepted, connection = both_ends(credentials, led_through)
+        serving = thread.submit(Server("group 3", accepted).serve, lambda request: request)
         client = Client(connection, replies.put, ends.put)
         client.send(encode(0, ("echo", (SMALL,))))
         replies.get(timeout=SECONDS)

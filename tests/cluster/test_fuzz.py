@@ -9,7 +9,7 @@ import pytest
 
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
-from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.frames import encode, read_frame
 from tests.support.proxy import Proxy
 from tests.support.strangers import answer_wrongly, attack, replay, send_and_leave
 
@@ -23,7 +23,7 @@ CREDENTIALS = make_credentials(encryption=True)
 
 ANSWERER = """
 import pickle, resource, sys
-from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.frames import encode, read_frame
 from cluster.tcp.sockets import ConnectionListener
 
 credentials = pickle.load(sys.stdin.buffer)
@@ -31,11 +31,10 @@ with ConnectionListener("127.0.0.1", credentials) as listener:
     sys.stdout.buffer.write(pickle.dumps(tuple(listener.address)))
     sys.stdout.buffer.flush()
     while True:
-        number, accepted = listener.accept()
-        connection = FrameConnection(accepted)
-        request = connection.read().decode()
+        number, connection = listener.accept()
+        request = read_frame(connection).decode()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        connection.write(encode(number, (request, peak)))
+        connection.write(encode(number, (request, peak)).pieces)
         connection.close()
 """
 
@@ -53,10 +52,9 @@ class Answerer:
 
     def ask(self, request):
         """The answer: the request, and the process's peak in KiB."""
-        with sockets.connect(self.address, CREDENTIALS, SECONDS, number=5) as accepted:
-            connection = FrameConnection(accepted)
-            connection.write(encode(0, request))
-            return connection.read().decode()
+        with sockets.connect(self.address, CREDENTIALS, SECONDS, number=5) as connection:
+            connection.write(encode(0, request).pieces)
+            return read_frame(connection).decode()
 
     def __enter__(self):
         return self

@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cluster.process.agreement import Agreement
 from cluster.tcp import handshake, sockets
 from cluster.tcp import listener as listener_module
 from cluster.tcp.credentials import make_credentials
-from cluster.tcp.frames import FrameConnection, encode
 from cluster.tcp.local import LocalAddress, LocalListener, connect_locally
 from cluster.tcp.records import RecordWriter
-from cluster.tcp.rpc import Server
 from tests.support.pairs import SECONDS, Pair
 
 ALERT_BYTES = 7
@@ -45,51 +42,13 @@ def of_transport(name):
             pair.connect().send(0, np.arange(70_000))
             np.testing.assert_array_equal(pair.take(0), [np.arange(70_000)])
 
-        yield Port(pair.addresses[1][name], admit)
-
-
-@contextlib.contextmanager
-def of_agreement():
-    members = [Agreement(rank, 2) for rank in range(2)]
-    address = members[0].listen("127.0.0.1", CREDENTIALS)
-
-    def admit():
-        with ThreadPoolExecutor(1) as thread:
-            joining = thread.submit(members[0].connect, None, CREDENTIALS, SECONDS)
-            members[1].connect(address, CREDENTIALS, SECONDS)
-            joining.result(SECONDS)
-            agreeing = thread.submit(members[0].agree, 1)
-            members[1].agree(1)
-            agreeing.result(SECONDS)
-
-    yield Port(address, admit)
-    for member in members:
-        member.close()
-
-
-@contextlib.contextmanager
-def of_driver():
-    server = Server("group 0", "127.0.0.1", CREDENTIALS)
-
-    def admit():
-        with ThreadPoolExecutor(1) as thread:
-            serving = thread.submit(server.serve, lambda request: request)
-            driver = FrameConnection(sockets.connect(server.address, CREDENTIALS, SECONDS))
-            driver.write(encode(3, (1, 2)))
-            assert driver.read().decode() == (1, 2)
-            driver.end()
-            driver.close()
-            serving.result(SECONDS)
-
-    yield Port(server.address, admit)
-    server.stop_listening()
+        yield Port(pair.addresses[1][name if name == "shared_memory" else "tcp"], admit)
 
 
 PORTS = {
     "shared memory": lambda: of_transport("shared_memory"),
     "network": lambda: of_transport("network"),
-    "agreement": of_agreement,
-    "driver": of_driver,
+    "device": lambda: of_transport("device"),
 }
 
 

@@ -294,8 +294,8 @@ MUTANTS = (
     Mutant(
         "runtime-aborted",
         "mpmd/runtime/inbox.py",
-        "if message.step < self._step or message.step in self._aborted:",
-        "if message.step < self._step:",
+        "if message.step < self.step or message.step in self._aborted:",
+        "if message.step < self.step:",
         "keeps messages of an aborted step",
     ),
     Mutant(
@@ -315,8 +315,8 @@ MUTANTS = (
     Mutant(
         "transports-window",
         "cluster/transports/window.py",
-        "self._required, self._sent_before_step = self._sent_before_step, self._sent",
-        "self._required = self._sent_before_step = self._sent",
+        "self._before, self._step = self._step, step",
+        "self._before = self._step = step",
         "lets no sender be a step ahead of its receiver",
     ),
     Mutant(

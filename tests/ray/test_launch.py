@@ -186,7 +186,7 @@ def test_shutting_ray_down_under_the_mesh_fails_pending_calls_and_starts_no_othe
         import cluster, ray
         ray.init(address="local", num_cpus=1, include_dashboard=False)
         mesh = cluster.launch({"stage": 1}, "stage")
-        forever = mesh.runtime._calls.call_ray(0, "watch")
+        forever = mesh.runtime._calls.call_ray(0, "serve")
         ray.shutdown()
         later = mesh.runtime.fetch(0, 0)
         print(forever.exception(timeout=30) is not None, later.exception(timeout=30) is not None)

@@ -5,12 +5,20 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 
+from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.transports.router import Router
 from mpmd.runtime.transport import MessageId
 from tests.support.processes import endpoints
 
 SECONDS = 20
+
+
+def both_ends(credentials, led_through=lambda address: address):
+    """A TCP connection: the end that listened, and the end that has connected, perhaps to another address."""
+    with sockets.ConnectionListener("127.0.0.1", credentials) as listener:
+        connected = sockets.connect(led_through(listener.address), credentials, SECONDS)
+        return listener.accept()[1], connected
 
 
 class Pair:

@@ -124,13 +124,13 @@ class Processes:
         self.check(snapshot)
         self.restore(snapshot)
 
-    def connect_driver(self):
+    def connect(self):
         return []
 
     def _do_nothing(self, *arguments):
         pass
 
-    check_open = kill = lose = reset = start = open = await_reset = connect = load = release = _do_nothing
+    check_open = kill = lose = reset = start = open = await_reset = load = release = _do_nothing
 
 
 class Whole:

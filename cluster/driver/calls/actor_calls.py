@@ -95,7 +95,7 @@ class ActorCalls:
 
     def _watch(self, number: int) -> None:
         """Makes the call that ends, or fails, when the process does."""
-        ending = self.call_ray(number, "watch" if self.by_ray else "serve", endless=True)
+        ending = self.call_ray(number, "serve", endless=True)
         if not self.by_ray:
             ending.add_done_callback(lambda end: self._on_disconnect(number, end.exception()))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-from cluster.tcp import sockets
+from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
 from cluster.transports.device.transfers import Transfers
 from cluster.transports.inbox import ProcessInbox
@@ -18,11 +18,6 @@ _CHUNK_BYTES = 4 * 2**20
 _CHUNKS = 8
 
 
-class DeviceAddress(NamedTuple):
-    server: str
-    connections: sockets.Address
-
-
 class DeviceTransport(NetworkTransport):
     """Exchanges messages with groups on any node; whole arrays only with groups of an equal submesh."""
 
@@ -30,7 +25,7 @@ class DeviceTransport(NetworkTransport):
         super().__init__(inbox, process)
         self._submesh = submesh
 
-    def listen(self, host: str, credentials: Credentials) -> DeviceAddress:
+    def listen(self, host: str, credentials: Credentials) -> str:
         from jax.experimental import transfer  # not at the top: on some systems JAX does not have it
 
         self._server: Any = transfer.start_transfer_server(
@@ -40,11 +35,13 @@ class DeviceTransport(NetworkTransport):
             max_num_parallel_copies=_CHUNKS,
             transfer_size=_CHUNK_BYTES,
         )
-        return DeviceAddress(self._server.address(), super().listen(host, credentials))
+        return self._server.address()
 
-    def connect(self, addresses: Mapping[int, DeviceAddress]) -> Mapping[int, MessageSender]:
-        self._servers = {peer: each.server for peer, each in addresses.items()}
-        return super().connect({peer: each.connections for peer, each in addresses.items()})
+    def connect(
+        self, addresses: Mapping[int, str], connections: Mapping[int, Connection]
+    ) -> Mapping[int, MessageSender]:
+        self._servers = addresses
+        return super().connect(addresses, connections)
 
     def _transfers(self, process: int) -> Transfers:
         return Transfers(self._submesh, self._server, self._server.connect(self._servers[process]))

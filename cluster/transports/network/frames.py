@@ -20,23 +20,19 @@ _COPIED_BYTES = 16 * 1024
 
 
 class FrameKind(enum.IntEnum):
-    LAYOUT = 0
-    """Announces the types of later messages' values, which follow in ``number`` bytes."""
-    MESSAGE = 1
-    """A message whose values have the layout ``number``; they follow."""
-    TAKEN = 2
-    """The sender of this has taken ``number`` messages since the beginning."""
-    OFFER = 3
+    MESSAGE = 0
+    """A message; the types of its values follow in ``number`` bytes, and then the values."""
+    OFFER = 1
     """A message that can be pulled; a pickle in ``number`` bytes follows (``Transfers``)."""
+    BEGUN = 2
+    """The sender of this has begun ``step``."""
 
 
 class Header(NamedTuple):
-    """The beginning of a frame; a message sets ``step`` and ``tag``."""
-
     kind: FrameKind
-    number: int
-    step: int = 0
+    step: int
     tag: int = 0
+    number: int = 0
 
     def pack(self) -> bytes:
         return _HEADER.pack(*self)
@@ -47,7 +43,7 @@ class Header(NamedTuple):
         return cls(FrameKind(kind), *numbers)
 
 
-_HEADER = struct.Struct("<BQqi")
+_HEADER = struct.Struct("<BqiQ")
 
 HEADER_BYTES = _HEADER.size
 

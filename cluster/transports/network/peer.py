@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 import jax
-import numpy as np
 
 from cluster.protocol.digests import CorruptedError
 from cluster.tcp.connection import Connection
@@ -17,7 +16,7 @@ from cluster.tcp.sockets import UNREACHABLE_SECONDS
 from cluster.tcp.writer import Writer
 from cluster.transports.device.transfers import Transfers
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.layouts import ArrayTypes, MessageLayout, decode_types, encode_types, types_of
+from cluster.transports.layouts import decode_layout, layout_of, types_of
 from cluster.transports.network.buffers import BufferPool
 from cluster.transports.network.frames import (
     HEADER_BYTES,
@@ -27,8 +26,8 @@ from cluster.transports.network.frames import (
     host_views,
     pieces_of,
 )
-from cluster.transports.window import ReceiptWindow, SendWindow
-from mpmd.runtime.inbox import Arrival
+from cluster.transports.window import SendWindow
+from mpmd.runtime.inbox import ArrayArrival, Arrival
 from mpmd.runtime.transport import Array, MessageId
 
 _DETECTION_SECONDS = 1.0
@@ -60,11 +59,9 @@ class Peer:
         self._buffers = BufferPool()
         self._writer = Writer(connection, f"to {process}")
         self._window = SendWindow()
-        self._num_confirmed = 0  # of the messages that were sent
+        self._begun = 0  # the last step that the peer has said to have begun
         self._is_waiting = False
-        self._receipts = ReceiptWindow()
-        self._layouts_sent: dict[ArrayTypes, MessageLayout] = {}
-        self._layouts_received: list[MessageLayout] = []
+        self._arrived = self._confirmed = 0  # the steps of the last message, and of which the peer was told
         self._disconnected = threading.Event()
         self._thread = threading.Thread(target=self._read, name=f"from {process}", daemon=True)
 
@@ -79,26 +76,20 @@ class Peer:
         if offer is None:
             pieces = self._pieces(message, arrays)
         else:
-            pieces = [Header(FrameKind.OFFER, len(offer), message.step, message.tag).pack(), offer]
+            pieces = [Header(FrameKind.OFFER, message.step, message.tag, len(offer)).pack(), offer]
         self._writer.put(pieces)
-        self._window.count_sent()
+        self._window.mark_sent(message.step)
 
     def _pieces(self, message: MessageId, arrays: Sequence[Array]) -> list[Piece]:
         values = host_views(arrays)
-        types, content = types_of(values), pieces_of(values)  # nothing is announced if this fails
-        pieces: list[Piece] = []
-        layout = self._layouts_sent.get(types)
-        if layout is None:
-            announced = encode_types(types)
-            layout = self._layouts_sent[types] = MessageLayout.of(len(self._layouts_sent), types)
-            pieces += [Header(FrameKind.LAYOUT, len(announced)).pack(), announced]
-        pieces.append(Header(FrameKind.MESSAGE, layout.number, message.step, message.tag).pack())
-        return pieces + content
+        types = layout_of(types_of(values)).types
+        header = Header(FrameKind.MESSAGE, message.step, message.tag, len(types))
+        return [header.pack(), types, *pieces_of(values)]
 
     def _wait_until_ready(self, step: int) -> None:
         required = self._window.required(step)
         self._is_waiting = True  # from now on, the reader wakes this thread
-        self._inbox.wait(step, lambda: self._num_confirmed >= required)
+        self._inbox.wait(step, lambda: self._begun >= required)
         self._is_waiting = False
         if self._disconnected.is_set():
             self._inbox.wait(step, lambda: False)
@@ -120,37 +111,35 @@ class Peer:
                 self._inbox.mark_disconnected(self._process, _reason(error, self._writer.error))
 
     def _receive(self, header: Header) -> None:
+        message = MessageId(header.step, self._process, self._here, header.tag)
         match header.kind:
-            case FrameKind.LAYOUT:
-                types = decode_types(self._read_bytes(header.number))
-                self._layouts_received.append(MessageLayout.of(len(self._layouts_received), types))
             case FrameKind.MESSAGE:
-                layout = self._layouts_received[header.number]
+                layout = decode_layout(bytes(self._read_bytes(header.number)))
                 buffer = self._buffers.take(layout.nbytes)
                 self._connection.read_into(buffer.data)
-                self._add(header, _MessageArrival(self, layout, buffer))
+                buffer.flags.writeable = False  # executables read it in place
+                self._add(message, ArrayArrival(layout.views(buffer, 0)))
             case FrameKind.OFFER:
-                self._pull(header, self._read_bytes(header.number))
-            case FrameKind.TAKEN:
-                self._num_confirmed = max(self._num_confirmed, header.number)
+                self._pull(message, self._read_bytes(header.number))
+            case FrameKind.BEGUN:
+                self._begun = max(self._begun, header.step)
                 if self._is_waiting:
                     self._inbox.wake()
+                return
+        self._arrived = header.step
+        self.confirm()
 
-    def _add(self, header: Header, arrival: Arrival) -> None:
-        self._confirm(self._receipts.count_arrived(header.step))
-        self._inbox.add(MessageId(header.step, self._process, self._here, header.tag), arrival)
+    def _add(self, message: MessageId, arrival: Arrival) -> None:
+        self._inbox.add(message, arrival)
         self._inbox.wake()
 
-    def _pull(self, header: Header, content: bytearray) -> None:
+    def _pull(self, message: MessageId, content: bytearray) -> None:
         assert self._transfers is not None, "only peers with transfers make offers"
-        message = MessageId(header.step, self._process, self._here, header.tag)
         try:
-            self._add(header, _TransferArrival(self, message, self._transfers.pull(content)))
+            self._add(message, _TransferArrival(self, message, self._transfers.pull(content)))
         except jax.errors.JaxRuntimeError as error:  # there is not enough memory
-            self._confirm(self._receipts.count_arrived(header.step))
-            self.count_taken()
             receiver, sender = self._inbox.name_of(self._here), self._inbox.name_of(self._process)
-            self._inbox.abort(header.step, f"{receiver} could not receive from {sender}: {error}")
+            self._inbox.abort(message.step, f"{receiver} could not receive from {sender}: {error}")
 
     def lose(self, message: MessageId, error: Exception) -> NoReturn:
         """Raises the error of a message that could not be pulled; ``StepAborted`` when the peer is gone."""
@@ -164,13 +153,12 @@ class Peer:
         self._connection.read_into(memoryview(content))
         return content
 
-    def count_taken(self) -> None:
-        """Counts a message that was received or dropped. Called from any thread."""
-        self._confirm(self._receipts.count_taken())
-
-    def _confirm(self, num_taken: int | None) -> None:
-        if num_taken is not None:
-            self._writer.put([Header(FrameKind.TAKEN, num_taken).pack()])
+    def confirm(self) -> None:
+        """Tells the peer, once, that this process has begun the step of the last message. For any thread."""
+        step = self._arrived
+        if self._confirmed < step <= self._inbox.step:
+            self._confirmed = step
+            self._writer.put([Header(FrameKind.BEGUN, step).pack()])
 
     def trim(self) -> None:
         self._buffers.trim()
@@ -193,22 +181,6 @@ def _reason(*errors: Exception | None) -> str:
     return "its process has closed its connections"
 
 
-class _MessageArrival(NamedTuple):
-    """A message in memory of its own, which lives as long as one of its values does."""
-
-    peer: Peer
-    layout: MessageLayout
-    buffer: np.ndarray
-
-    def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
-        self.peer.count_taken()
-        self.buffer.flags.writeable = False  # executables read it in place
-        return self.layout.views(self.buffer, 0)
-
-    def drop(self) -> None:
-        self.peer.count_taken()
-
-
 class _TransferArrival(NamedTuple):
     peer: Peer
     message: MessageId
@@ -219,12 +191,10 @@ class _TransferArrival(NamedTuple):
             jax.block_until_ready(self.arrays)
         except jax.errors.JaxRuntimeError as error:
             self.peer.lose(self.message, error)
-        finally:
-            self.peer.count_taken()
         return [
             array if array.sharding == sharding else jax.device_put(array, sharding)
             for array, sharding in zip(self.arrays, shardings, strict=True)
         ]
 
     def drop(self) -> None:
-        self.peer.count_taken()
+        pass

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cluster.protocol.digests import CorruptedError, digest_of
 from cluster.transports.inbox import HEADER_BYTES
 
-_FIELDS = struct.Struct("<iiqIIQq")
+_FIELDS = struct.Struct("<iiqIIQQq")
 _DIGEST = struct.Struct("<Q")
 assert _FIELDS.size + _DIGEST.size == HEADER_BYTES
 
@@ -22,8 +22,9 @@ class SlotHeader(NamedTuple):
     Attributes:
       source: the process that sends.
       tag, step: the tag and the step of the message.
-      slot, layout: their numbers; both were announced before.
-      digest: the digest of the slot's content.
+      slot: its number; it was announced before.
+      num_types, nbytes: the bytes of the values' types, which are after the values, and of the values.
+      digest: the digest of both.
       written: when the slot was filled, in nanoseconds of the sender's ``time.perf_counter_ns``.
     """
 
@@ -31,8 +32,9 @@ class SlotHeader(NamedTuple):
     tag: int
     step: int
     slot: int
-    layout: int
-    digest: int
+    num_types: int = 0
+    nbytes: int = 0
+    digest: int = 0
     written: int = 0
 
     def pack(self) -> bytes:

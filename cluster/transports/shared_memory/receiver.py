@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import socket
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
@@ -15,63 +13,57 @@ import numpy as np
 
 from cluster.protocol.digests import CorruptedError, digest_of
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.layouts import MessageLayout, decode_types
-from cluster.transports.shared_memory.announcements import announcement, receive
+from cluster.transports.layouts import decode_layout
+from cluster.transports.shared_memory import announcements
 from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
-from cluster.transports.shared_memory.slots import SIZE, Slot, allocate, map_counter, map_slots
+from cluster.transports.shared_memory.slots import SIZE, Slot, map_slots
 from mpmd.runtime.transport import MessageId
 
 
 class Receiver:
-    """Turns the headers of one sender into messages for the inbox. ``connection`` does not block."""
+    """Turns the headers of one sender into messages for the inbox.
 
-    def __init__(self, inbox: ProcessInbox, src: int, dst: int, connection: socket.socket):
+    Args:
+      connection: does not block.
+      step_fd: of the page that has the step of this process, for the sender.
+    """
+
+    def __init__(self, inbox: ProcessInbox, src: int, dst: int, connection: socket.socket, step_fd: int):
         self._inbox = inbox
         self._src = src
         self._dst = dst
         self.socket = connection
-        self._layouts: list[MessageLayout] = []
         self._slots: dict[int, Slot] = {}
         self._num_slots = 0
-        self._counting = threading.Lock()
-        counter = allocate(mmap.PAGESIZE)
-        try:
-            self._num_received = map_counter(counter)
-            with announcement(b"", inbox.write_fd, counter) as announced:
-                announced.send(connection)
-        finally:
-            os.close(counter)
+        announcements.send(connection, b"", inbox.write_fd, step_fd)
         inbox.add_listener(src, self._on_header)
 
     def _on_header(self, packed: bytes) -> None:
         try:
             header = SlotHeader.unpack(packed)
-            while header.slot >= self._num_slots or header.layout >= len(self._layouts):
+            while header.slot >= self._num_slots:
                 self._read_announcement()
             if header.tag == SLOT_DISCARDED:
                 del self._slots[header.slot]
                 return
             message = MessageId(header.step, self._src, self._dst, header.tag)
-            slot, layout = self._slots[header.slot], self._layouts[header.layout]
-            self._inbox.add(message, _SlotArrival(self, message, slot, layout, header.digest), header.written)
+            arrival = _SlotArrival(self, message, self._slots[header.slot], header)
+            self._inbox.add(message, arrival, header.written)
         except EOFError:  # the peer is gone, which the transport notices, too
             pass
         except Exception as error:  # what it was to announce is lost, and numbers would differ from now on
             self.disconnect(error)
 
     def _read_announcement(self) -> None:
-        """Reads what a header refers to, which was sent before it: a layout, or a chunk of slots."""
-        content, descriptors = receive(self.socket)
-        if not descriptors:
-            self._layouts.append(MessageLayout.of(len(self._layouts), decode_types(content)))
-        for descriptor in descriptors:
-            try:
-                (size,) = SIZE.unpack(content)
-                added = map_slots(descriptor, size, self._num_slots)
-            finally:
-                os.close(descriptor)
-            self._slots |= {slot.number: slot for slot in added}
-            self._num_slots += len(added)
+        """Reads of the chunk of slots that a header refers to, which was announced before it."""
+        content, (descriptor,) = announcements.receive(self.socket)
+        try:
+            (size,) = SIZE.unpack(content)
+            added = map_slots(descriptor, size, self._num_slots)
+        finally:
+            os.close(descriptor)
+        self._slots |= {slot.number: slot for slot in added}
+        self._num_slots += len(added)
 
     def disconnect(self, error: Exception) -> None:
         self._inbox.mark_unreadable(self._src, self._dst, error)
@@ -84,30 +76,22 @@ class Receiver:
         self._inbox.wait(message.step, lambda: False)
         raise AssertionError("waiting for nothing ends with the step")
 
-    def count_received(self) -> None:
-        """Counts a message, for the sender's window. Called from any thread."""
-        with self._counting:
-            self._num_received[0] += 1
-
 
 class _SlotArrival(NamedTuple):
     receiver: Receiver
     message: MessageId
     slot: Slot
-    layout: MessageLayout
-    digest: int
+    header: SlotHeader
 
     def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
         try:
-            content = self.slot.content(self.layout)
-            if digest_of(content.data) != self.digest:
+            nbytes = self.header.nbytes
+            content = self.slot.content(nbytes + self.header.num_types)
+            if digest_of(content.data) != self.header.digest:
                 raise CorruptedError(f"the content of message {self.message.tag} was changed on the way")
-            values = self.slot.lend(content, self.layout)
+            return self.slot.lend(content, decode_layout(content[nbytes:].tobytes()))
         except Exception as error:
             self.receiver.lose(self.message, error)
-        self.receiver.count_received()
-        return values
 
     def drop(self) -> None:
         self.slot.release()
-        self.receiver.count_received()

@@ -12,16 +12,16 @@ import numpy as np
 
 from cluster.protocol.digests import Digest
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.layouts import ArrayTypes, MessageLayout, copy_shards, encode_types, types_of
-from cluster.transports.shared_memory.announcements import Announcement, announcement, receive
+from cluster.transports.layouts import MessageLayout, copy_shards, layout_of, types_of
+from cluster.transports.shared_memory import announcements
 from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
 from cluster.transports.shared_memory.slots import (
     SIZE,
     Slot,
     allocate,
     chunk_size,
-    map_counter,
     map_slots,
+    map_step,
     slot_size,
 )
 from cluster.transports.window import SendWindow
@@ -42,45 +42,44 @@ class Sender:
         self._src = src
         self._dst = dst
         self._window = SendWindow()
-        self._layouts: dict[ArrayTypes, MessageLayout] = {}
         self._slots: dict[int, list[Slot]] = {}  # by size
         self._num_slots = 0
         self.socket = connection
-        _, (self._write_fd, counter) = receive(connection)
+        _, (self._write_fd, step) = announcements.receive(connection)
         try:
-            self._num_received = map_counter(counter)
+            self._begun = map_step(step)
         finally:
-            os.close(counter)
+            os.close(step)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         step = message.step
         required = self._window.required(step)
-        if self._num_received[0] < required:
-            self._wait(step, lambda: self._num_received[0] >= required)
-        layout = self._layout(step, types_of(arrays))
-        slot = self._free_slot(step, slot_size(layout.nbytes))
+        if self._begun[0] < required:
+            self._wait(step, lambda: self._begun[0] >= required)
+        layout = layout_of(types_of(arrays))
+        slot = self._free_slot(step, slot_size(layout.nbytes + len(layout.types)))
         try:
             digest = _fill(slot, layout, arrays)
             written = time.perf_counter_ns()
             header = SlotHeader(
-                self._src, message.tag, step, slot.number, layout.number, digest, written
+                self._src,
+                message.tag,
+                step,
+                slot.number,
+                len(layout.types),
+                layout.nbytes,
+                digest,
+                written,
             ).pack()
             if not self._try_write(header):
                 self._wait(step, lambda: self._try_write(header))
         except BaseException:
             slot.release()
             raise
-        self._window.count_sent()
+        self._window.mark_sent(step)
 
     def _wait(self, step: int, ready: Callable[[], bool]) -> None:
         self._inbox.wait(step, ready, _POLL_SECONDS)
-
-    def _layout(self, step: int, types: ArrayTypes) -> MessageLayout:
-        layout = self._layouts.get(types)
-        if layout is None:
-            self._announce(step, encode_types(types))
-            self._layouts[types] = layout = MessageLayout.of(len(self._layouts), types)
-        return layout
 
     def _free_slot(self, step: int, size: int) -> Slot:
         slots = self._slots.setdefault(size, [])
@@ -92,7 +91,7 @@ class Sender:
             descriptor = allocate(nbytes)
             try:
                 added = map_slots(descriptor, size, self._num_slots)
-                self._announce(step, SIZE.pack(size), descriptor)
+                self._wait(step, lambda: self._try_announce(size, descriptor))
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -102,14 +101,10 @@ class Sender:
         slots.extend(added)
         return added[0]
 
-    def _announce(self, step: int, content: bytes, *descriptors: int) -> None:
-        with announcement(content, *descriptors) as announced:
-            self._wait(step, lambda: self._try_announce(announced))
-
-    def _try_announce(self, announced: Announcement) -> bool:
-        """Sends an announcement. Returns ``False`` if the socket is full, or the receiver is gone."""
+    def _try_announce(self, size: int, descriptor: int) -> bool:
+        """Announces slots. Returns ``False`` if the socket is full, or the receiver is gone."""
         try:
-            announced.send(self.socket)
+            announcements.send(self.socket, SIZE.pack(size), descriptor)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS, errno.EPIPE, errno.ECONNRESET):
                 raise
@@ -129,7 +124,7 @@ class Sender:
             self._slots[size] = [slot for slot in slots if not self._discard(slot)]
 
     def _discard(self, slot: Slot) -> bool:
-        discarded = SlotHeader(self._src, SLOT_DISCARDED, 0, slot.number, 0, 0)
+        discarded = SlotHeader(self._src, SLOT_DISCARDED, 0, slot.number)
         return slot.free and self._try_write(discarded.pack())
 
     def close(self) -> None:
@@ -139,6 +134,7 @@ class Sender:
 def _fill(slot: Slot, layout: MessageLayout, arrays: Sequence[Array]) -> int:
     """Copies a message to its slot. Returns the digest of the slot's content."""
     (views, content), digest = slot.occupy(layout), Digest()
+    content[layout.nbytes :] = np.frombuffer(layout.types, np.uint8)
     num_digested = 0
     for value, destination, array in zip(layout.values, views, arrays, strict=True):
         if not isinstance(array, np.ndarray) and not array.is_fully_replicated:

@@ -21,7 +21,7 @@ SIZE = struct.Struct("<Q")
 
 
 def slot_size(nbytes: int) -> int:
-    """The bytes of a slot for ``nbytes`` of values: whole pages, which also hold the slot's own byte."""
+    """The bytes of a slot for ``nbytes`` of content: whole pages, which also hold the slot's own byte."""
     return round_up(ALIGNMENT + nbytes, mmap.PAGESIZE)
 
 
@@ -41,7 +41,7 @@ class Slot:
         self.number = number
         self._memory = memory
         self._start = start
-        self._views: dict[int, tuple[list[np.ndarray], np.ndarray]] = {}
+        self._views: dict[bytes, tuple[list[np.ndarray], np.ndarray]] = {}  # by the types
         self._lent: weakref.ref | None = None
 
     @property
@@ -49,15 +49,16 @@ class Slot:
         return self._memory[self._start] == _FREE
 
     def occupy(self, layout: MessageLayout) -> tuple[list[np.ndarray], np.ndarray]:
-        """The sender marks the slot as in use, and gets arrays to write a message to, and their bytes."""
+        """The sender marks the slot as in use, and gets arrays to write a message to, and the content."""
         self._memory[self._start] = _IN_USE
-        if layout.number not in self._views:
+        if layout.types not in self._views:
             views = layout.views(self._memory, self._start + ALIGNMENT)
-            self._views[layout.number] = views, self.content(layout)
-        return self._views[layout.number]
+            self._views[layout.types] = views, self.content(layout.nbytes + len(layout.types))
+        return self._views[layout.types]
 
-    def content(self, layout: MessageLayout) -> np.ndarray:
-        return np.ndarray((layout.nbytes,), np.uint8, self._memory, self._start + ALIGNMENT)
+    def content(self, nbytes: int) -> np.ndarray:
+        """The bytes of a message in the slot: the values with the padding, and their types."""
+        return np.ndarray((nbytes,), np.uint8, self._memory, self._start + ALIGNMENT)
 
     def lend(self, content: np.ndarray, layout: MessageLayout) -> list[np.ndarray]:
         """The receiver's arrays, read-only. The slot is free again when nothing refers to these arrays."""
@@ -100,6 +101,6 @@ def allocate(size: int) -> int:
     return descriptor
 
 
-def map_counter(descriptor: int) -> memoryview:
-    """A page of shared memory as 64-bit integers. The descriptor can be closed afterwards."""
+def map_step(descriptor: int) -> memoryview:
+    """A page of shared memory, whose first number is a step. The descriptor can be closed afterwards."""
     return memoryview(mmap.mmap(descriptor, mmap.PAGESIZE)).cast("q")

@@ -10,19 +10,25 @@ from cluster.process.world import WorldLostError
 from cluster.tcp.credentials import make_credentials
 from mpmd.errors import StepAborted
 from mpmd.runtime.activity import ActivityKind
+from tests.support.pairs import both_ends
 
 SECONDS = 20
 CREDENTIALS = make_credentials(encryption=True)
 LOST = "a process has lost its connection to another one of its group: "
 
 
+def connect(first, *others):
+    pairs = [both_ends(CREDENTIALS) for _ in others]
+    first.connect([accepted for accepted, _ in pairs])
+    for other, (_, connected) in zip(others, pairs, strict=True):
+        other.connect([connected])
+
+
 @pytest.fixture
 def group():
     """The agreements of three processes, connected."""
-    members = [Agreement(rank, 3) for rank in range(3)]
-    addresses = [member.listen("127.0.0.1", CREDENTIALS) for member in members]
-    assert addresses[1:] == [None, None]
-    each(members, lambda member: member.connect(addresses[0], CREDENTIALS, SECONDS))
+    members = [Agreement(rank) for rank in range(3)]
+    connect(*members)
     yield members
     for member in members:
         member.close()
@@ -82,18 +88,13 @@ def test_a_process_that_misses_a_step_ends_the_waiting_of_the_others(group):
     assert second.startswith(LOST)
 
 
-def test_processes_that_are_connected_stay_so(group):
-    """When other groups connect anew."""
-    addresses = [member.listen("127.0.0.1", CREDENTIALS) for member in group]
-    assert addresses == [None] * 3
-    each(group, lambda member: member.connect(addresses[0], make_credentials(), SECONDS))
+def test_processes_may_connect_anew(group):
+    connect(*group)
     assert each(group, lambda member: member.agree(1)) == [None] * 3
 
 
 def test_one_process_agrees_with_itself():
-    alone = Agreement(0, 1)
-    assert alone.listen("127.0.0.1", CREDENTIALS) is None
-    alone.connect(None, CREDENTIALS, SECONDS)
+    alone = Agreement(0)
     alone.agree(1)
     with pytest.raises(StepAborted, match="why"):
         alone.agree(1, "why")

@@ -11,7 +11,7 @@ from mpmd.errors import GroupDiedError, RecoveryError, TaskError
 from mpmd.runtime.requests import Analyses, Fetch, Read
 from tests.support.membership_world import STATE, World, committed
 
-RECOVERING = """kill reset start open await_reset check connect load restore connect_driver""".split()
+RECOVERING = """kill reset start open await_reset check connect load restore""".split()
 
 
 # Deaths.

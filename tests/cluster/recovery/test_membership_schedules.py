@@ -16,7 +16,7 @@ from tests.support.membership_world import World
 GROUPS = st.integers(0, 2)
 LEFT_OUT = st.integers(3, 4)
 PHASES = st.sampled_from(
-    """detach kill reset start open await_reset check connect load restore connect_driver digests repeat
+    """detach kill reset start open await_reset check connect load restore digests repeat
     copy_away prepare find_dead discard start_spares look""".split()
 )
 FAULTS = {

@@ -1,19 +1,18 @@
 """The connection between the driver and a group, with both ends in this process."""
 
-import contextlib
 import gc
 import queue
-import socket
 import threading
 import weakref
 
 import numpy as np
 import pytest
 
-from cluster.tcp import sockets
+from cluster.tcp import frames
 from cluster.tcp.credentials import make_credentials
-from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.frames import encode
 from cluster.tcp.rpc import Client, Server
+from tests.support.pairs import both_ends
 from tests.support.waiting import await_that
 
 SECONDS = 20
@@ -31,7 +30,8 @@ class GroupThread:
     """A server whose requests a thread of this process answers."""
 
     def __init__(self):
-        self.server = Server("group 3", "127.0.0.1", CREDENTIALS)
+        accepted, self.connected = both_ends(CREDENTIALS)
+        self.server = Server("group 3", accepted)
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
         self.may_answer = threading.Event()
@@ -74,9 +74,9 @@ class GroupThread:
 class WaitingClient:
     """A client whose ``ask`` waits for the reply."""
 
-    def __init__(self, address):
+    def __init__(self, connection):
         self.replies, self.ends = queue.SimpleQueue(), queue.SimpleQueue()
-        self.connection = sockets.connect(address, CREDENTIALS, SECONDS)
+        self.connection = connection
         self.client = Client(self.connection, self.replies.put, self.ends.put)
 
     def send(self, number, method, *arguments):
@@ -100,7 +100,7 @@ def group():
 
 @pytest.fixture
 def driver(group):
-    driver = WaitingClient(group.server.address)
+    driver = WaitingClient(group.connected)
     yield driver
     group.may_answer.set()
     driver.client.close()
@@ -183,25 +183,13 @@ def test_a_request_that_breaks_off_ends_the_connection(group, driver, monkeypatc
 
 
 def test_a_request_too_large_for_the_group_ends_the_connection(group, driver, monkeypatch):
-    def too_large(self, num_bytes):
+    def too_large(connection, num_bytes):
         raise MemoryError("too large")
 
     array = np.ones(100_000)
     assert driver.ask("echo", 1) == (1,)
-    monkeypatch.setattr(FrameConnection, "_read_bytes", too_large)
+    monkeypatch.setattr(frames, "_read_bytes", too_large)
     driver.send(1, "echo", array)
     driver.ends.get(timeout=SECONDS)
     group.thread.join(SECONDS)
     assert "too large" in str(group.raised)
-
-
-def test_a_group_whose_driver_does_not_come_closes_its_port():
-    server = Server("group 3", "127.0.0.1", CREDENTIALS)
-    stranger = socket.create_connection(server.address[:2], SECONDS)
-    server.stop_listening()
-    with contextlib.suppress(ConnectionResetError):  # where the server has not accepted the stranger yet
-        assert stranger.recv(1) == b""
-    stranger.close()
-    with pytest.raises(ConnectionError, match="refused"):
-        sockets.connect(server.address, CREDENTIALS, SECONDS)
-    server.stop_listening()

@@ -74,7 +74,7 @@ def assert_same(values, arrays):
 @pytest.mark.parametrize("on_device", [False, True], ids=["from the host", "from a device"])
 def test_every_bit_arrives_for_any_dtype_shape_and_layout(pair, on_device):
     arrays = [jnp.asarray(value) for value in VALUES] if on_device else VALUES
-    for step in range(2):  # for the second, the layout is known
+    for step in range(2):
         pair.send(0, *arrays, step=step)
         pair.send(1, step=step)
         assert_same(pair.take(0, step, len(arrays)), arrays)
@@ -167,13 +167,14 @@ def test_messages_are_sent_in_order_whoever_writes_them(pair):
 
 
 def test_a_sender_waits_for_its_window_until_the_step_is_aborted(pair):
-    for step in range(2):
+    for step in (1, 2):
         pair.send(0, np.ones(9), step=step)
-    threading.Timer(0.1, pair.ends[0].abort, (2, "fwd_0 failed")).start()
+        pair.ends[1].begin_step(1)
+    threading.Timer(0.1, pair.ends[0].abort, (3, "fwd_0 failed")).start()
     with pytest.raises(StepAborted, match="fwd_0 failed"):
-        pair.send(0, np.ones(9), step=2)
-    pair.take(0)
-    pair.send(0, np.ones(9), step=3)  # in the aborted step, nothing was sent
+        pair.send(0, np.ones(9), step=3)
+    pair.ends[1].begin_step(2)
+    pair.send(0, np.ones(9), step=4)  # in the aborted step, nothing was sent
 
 
 def test_an_idle_connection_keeps_no_array(pair):

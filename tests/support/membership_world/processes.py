@@ -89,6 +89,7 @@ class Processes:
         self.world.enter("connect")
         self.world.check_alive()
         self.world.claim(all(group.is_open for group in self.world.groups), "some have no devices")
+        return []
 
     def load(self, groups, loads):
         self.world.enter("load", set(groups))
@@ -102,11 +103,6 @@ class Processes:
         for mpmd_idx in self.world.logged:
             self.world.groups[mpmd_idx].chain = self.world.copies[snapshot][mpmd_idx]
             self.world.groups[mpmd_idx].copied.clear()
-
-    def connect_driver(self):
-        self.world.enter("connect_driver")
-        self.world.check_alive()
-        return []
 
     def copy_away(self, snapshot, base, is_wanted):
         self.world.enter("copy_away")

@@ -13,12 +13,12 @@ from cluster.driver.calls.actor_calls import ActorCalls
 from cluster.driver.calls.joined import failed
 from cluster.driver.calls.liveness import TimeLimits
 from cluster.protocol.process_info import ProcessInfo
-from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.rpc import Server
 from cluster.transports.inbox import PeerLostError
 from mpmd.errors import GroupDiedError
 from mpmd.runtime.requests import Fetch, StepRequest
+from tests.support.pairs import both_ends
 from tests.support.processes import endpoints
 
 SOON = 20
@@ -110,10 +110,9 @@ def test_an_interrupt_waits_until_a_request_is_written_whole(calls):
 
 def test_who_gets_a_reply_may_close_the_mesh(infos):
     """In the thread that has received the reply, for whose end the end of the mesh waits."""
-    credentials, may_answer = make_credentials(), threading.Event()
-    server = Server("group 0", "127.0.0.1", credentials)
+    (accepted, connection), may_answer = both_ends(make_credentials()), threading.Event()
+    server = Server("group 0", accepted)
     threading.Thread(target=server.serve, args=(lambda _: may_answer.wait(),), daemon=True).start()
-    connection = sockets.connect(server.address, credentials, SOON)
     calls = ActorCalls([MagicMock()], endpoints([1]), MagicMock(), [connection], infos[:1], TimeLimits())
     closed: Future = Future()
     calls.ask(0, Fetch(7)).add_done_callback(lambda _: closed.set_result(calls.close()))
