@@ -327,7 +327,7 @@ def test_only_cluster_imports_ray():
 
 
 def test_importing_them_loads_neither_jax_nor_scipy():
-    """In a process of its own, so that what is imported by what is imported counts."""
+    """A process of its own imports the packages, so that their imports count, and the imports of these."""
     imports = "; ".join(f"import {name}; print({name!r}, *sys.modules)" for name in WITHOUT_JAX)
     program = f"import sys; {imports}"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

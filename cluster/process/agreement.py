@@ -27,7 +27,7 @@ class Agreement:
         self._connections: list[Connection] = []
 
     def connect(self, connections: Iterable[Connection]) -> None:
-        """Takes the connections of rank 0 with all the others, or of another rank with rank 0."""
+        """Takes the connections: of rank 0 with every other rank, of every other rank with rank 0."""
         self.close()
         self._connections = list(connections)
 

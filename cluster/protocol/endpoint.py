@@ -47,7 +47,7 @@ class Endpoint:
 
     @property
     def partners(self) -> frozenset[int]:
-        """The processes of the group with which this one agrees: all of them for rank 0, else rank 0."""
+        """The processes with which this one agrees: for rank 0 the rest of its group, otherwise rank 0."""
         first = self.number_of(self.mpmd_idx, 0)
         return frozenset([first] if self.rank else range(first + 1, first + self.shape.num_processes))
 

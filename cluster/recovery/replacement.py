@@ -93,7 +93,7 @@ class Replacement:
                     connections = processes.connect()
                     for connection in connections:
                         undo.enter_context(connection)
-                    enter("loaded")  # after a process knows what a program's messages need
+                    enter("loaded")  # after ``connect``, which says how the messages of programs travel
                     processes.load(self.replaced, loads)
                     enter("restored")
                     copies.restore(self.snapshot)

@@ -153,7 +153,8 @@ def connect(
     Args:
       topology: as loaded programs know it, if there are any.
 
-    Raises: ``ValueError`` when the transport cannot connect them, ``RuntimeError`` when one is not reached.
+    Raises: ``ValueError`` when the transport cannot connect them, ``RuntimeError`` when a process
+      cannot be reached.
     """
     transports = choose(transport, infos)
     topology = topology or Topology(actors.processes[0].groups, gathering_edges(infos, transports))

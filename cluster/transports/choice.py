@@ -18,7 +18,7 @@ NETWORK = "network"
 DEVICE = "device"
 OBJECT_STORE = "object_store"
 TCP = "tcp"
-"""Beside the names of transports, that of the one port of a process for TCP connections."""
+"""The name under which a process announces its port for TCP connections, beside those of transports."""
 
 NAMES = (SHARED_MEMORY, NETWORK, DEVICE, OBJECT_STORE)
 

@@ -22,14 +22,14 @@ def connect_peers(
     addresses: Mapping[int, AddressT],
     others: Collection[int] = (),
 ) -> dict[int, LinkT]:
-    """Connects with every peer, and lets others connect. All peers have to call this; it closes the listener.
+    """Connects with every peer. All peers have to call this function, which closes the listener.
 
     Args:
       listener: the listener of this process. Its interruption ends all waits here.
       connect: connects with a listener of that kind.
       process: the number of this process.
       addresses: where each peer listens, by the peer's number.
-      others: the numbers of those who connect without being connected to.
+      others: the numbers of processes without an address, which connect with this process.
 
     Raises: ``ConnectionError`` when a peer cannot be reached, or the listener is interrupted; then there are
       no connections.

@@ -27,7 +27,7 @@ class PeerTransport(abc.ABC):
         self._inbox = inbox
 
     def listen(self, host: str, credentials: Credentials) -> Any:
-        """Lets peers connect. Returns what they need for it besides a TCP connection with this process."""
+        """Listens for peers. Returns their address for ``connect``, unless a TCP connection is enough."""
         return None
 
     @abc.abstractmethod
@@ -38,11 +38,11 @@ class PeerTransport(abc.ABC):
 
         Args:
           addresses: the result of ``listen`` of each peer.
-          connections: the TCP connections with peers of which the transport needs them.
+          connections: the TCP connections with peers, by number, for transports that need them.
         """
 
     def begin_step(self, step: int) -> None:
-        """The group begins a step, for which peers may wait before they send messages of the next one."""
+        """Lets peers send messages of the next step: the group begins ``step``."""
         return
 
     def trim(self) -> None:

@@ -26,8 +26,8 @@ from mpmd.runtime.transport import Array, MessageId
 class Router:
     """Implements ``mpmd.runtime.transport.Transport`` for one process, by one transport for each peer.
 
-    It also makes all TCP connections of the process: with peers, for their transports, and with others, the
-    processes of its own group and the driver.
+    It also makes all TCP connections of the process: with peers, for their transports, with the processes of
+    its own group, and with the driver.
     """
 
     def __init__(self, endpoint: Endpoint, submesh: jax.sharding.Mesh):

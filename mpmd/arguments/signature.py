@@ -25,7 +25,7 @@ class NamedArguments(NamedTuple):
     Attributes:
       argnums: positions. Negative ones count from the last positional parameter that a call gives, by
         position or by name.
-      argnames: names of such arguments that are passed by name.
+      argnames: names of arguments, which count where a call passes them by name.
     """
 
     argnums: tuple[int, ...]
@@ -127,7 +127,7 @@ class CallSignature:
 
 
 def listed(arguments: Any) -> tuple[Any, ...]:
-    """Positions or names of arguments, of which ``jax.jit`` takes a single one, too, and ``None``."""
+    """Returns positions or names as a tuple, also a single one; for ``None``, an empty tuple."""
     if arguments is None:
         return ()
     return (arguments,) if isinstance(arguments, str) or is_int(arguments) else tuple(arguments)

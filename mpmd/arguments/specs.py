@@ -19,7 +19,7 @@ from mpmd.validation import shown
 
 
 class GroupAxes(NamedTuple):
-    """The names that specs may have.
+    """The names of axes that specs may have.
 
     Attributes:
       names: the axes of every group's submesh.

@@ -22,8 +22,8 @@ class ParentLink(NamedTuple):
       parent: the sender that the group waited for, or the operation before; -1 for a group's first operation.
       start: the end of the parent, or the end of the wait for it where clocks are wrong: there a message can
         be taken in before it was sent.
-      driver, late_begin: of a group's first operation, the parts of the time until ``start``: until the group
-        had the request, and from then on.
+      driver, late_begin: the parts of the time from the call to ``start`` of a group's first operation: until
+        the group had the request, and from then on. 0 for every other operation.
       message, handling: the parts of the time from ``start`` to the start of the operation.
       awaited: the number of the last message that the group waited for; -1 if the group waited for none.
       is_after_sender: whether the parent sent the awaited message; otherwise it is the operation before.

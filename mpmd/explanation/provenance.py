@@ -69,10 +69,10 @@ class TaskEquations:
         return inputs, first
 
     def _traced_back(self, position: int, elements: int | None = None) -> Iterator[Var]:
-        """An output, its operands, their operands, and so on.
+        """Yields an output, its operands, their operands, and so on.
 
-        With a number of ``elements``, only values of this size are followed, and the parts of sums that the
-        compiler adds after the loop.
+        Where ``elements`` is a number, operands of another size are left out, unless they are the parts of a
+        sum that the compiler adds after the loop.
         """
         pending: list[Var] = [self._jaxpr.outvars[position]]  # type: ignore[list-item]
         seen = set(pending)

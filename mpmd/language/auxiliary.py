@@ -115,7 +115,7 @@ class AuxRules:
 
 
 def with_aux(fun: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """The function as one that returns a value and auxiliary output, which is empty without ``has_aux``."""
+    """Has ``fun`` return a pair of value and auxiliary output; without ``has_aux``, this output is empty."""
 
     @functools.wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Any:

@@ -98,12 +98,13 @@ def value_and_grad(
     marked = marked_as_decided(with_aux(fun, has_aux), schedule)
     differentiate = jax.value_and_grad(marked, argnums, has_aux=True)
     whole = Add if reduction == "sum" else Mean
+    aux_operations = aux_reduction if has_aux else None
 
     def of_microbatches(batch: _Batch, kwargs: dict[str, Any]) -> Any:
         weights = batch.relative_weights(reduction, kwargs) if callable(reduction) else None
         has_single_rows = any(leaf.shape[1] == 1 for leaf in jax.tree.leaves(batch.microbatches))
         rules = AuxRules(
-            batch.size, lambda: fun(*batch.whole, **kwargs)[1], has_single_rows, aux_reduction, whole
+            batch.size, lambda: fun(*batch.whole, **kwargs)[1], has_single_rows, aux_operations, whole
         )
 
         def of_microbatch(microbatch: Any) -> Any:

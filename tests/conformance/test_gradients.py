@@ -317,3 +317,7 @@ def test_bad_reductions():
     wrong = {"aux_reduction": {"a": mpmd.Add}}
     with pytest.raises(TypeError, match="not a pytree prefix of the auxiliary output"):
         mpmd.value_and_grad(loss_of_two, has_aux=True, num_microbatches=4, **wrong)(weights(1)[0], X, Y)
+
+
+def test_without_auxiliary_output_its_reduction_does_nothing():
+    assert_like_jax(mse, weights(2), X, Y, num_microbatches=3, aux_reduction={"a": mpmd.Add})

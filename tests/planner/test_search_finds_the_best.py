@@ -53,7 +53,7 @@ def random_problem(seed, most_layers, most_devices):
 
 
 def with_slow_devices(cluster):
-    """Two of the devices at most, and one that is slower and has more memory."""
+    """The cluster with at most two devices, and one more that is slower and has more memory."""
     fast = dataclasses.replace(cluster, devices_per_node=min(2, cluster.devices_per_node), kind="fast")
     slow = {"devices_per_node": 1, "flops": cluster.flops / 3, "memory": 2 * cluster.memory, "kind": "slow"}
     return Cluster.of([fast, dataclasses.replace(cluster, **slow)], link=cluster.device_link)

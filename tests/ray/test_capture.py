@@ -43,7 +43,7 @@ def test_a_task_of_two_processes(two_process_groups, tmp_path):
 
 @pytest.mark.slow
 def test_a_nan_of_groups_that_recover(local_ray, tmp_path):
-    """The step gives back, bit by bit, the state that it was donated, and no process is replaced."""
+    """The step returns the donated state unchanged, bit for bit, and no process is replaced."""
     with launch(capture=tmp_path, recovery=cluster.Recovery(every=2)) as mesh:
         compiled = mpmd.jit(small_step, mesh, donate_argnums=0).compile(*arguments())
         (state, _), (_, key, x, y) = compiled(*arguments()), arguments()

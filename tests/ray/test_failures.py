@@ -46,7 +46,7 @@ def test_a_program_that_does_not_compile_names_the_group(two_groups):
 
 @pytest.mark.parametrize("sent", [False, True], ids=["before", "after"])
 def test_an_interrupt_between_requests_leaves_no_group_waiting(two_groups, sent, monkeypatch):
-    """It comes before or after the second request is sent."""
+    """The interrupt comes right before or right after the driver sends the second request."""
     driver = relaying(two_groups)
     send, calls = cluster.tcp.rpc.Client.send, itertools.count()
 

@@ -28,7 +28,7 @@ def test_metrics_of_each_step(two_process_groups):
 
 
 def shown_by_ray(function):
-    """The names and values that Ray shows to Prometheus of the run of a function."""
+    """The metrics of one run of ``function``, as Ray shows them to Prometheus: names and values."""
     (node,) = ray.nodes()
     address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     with urllib.request.urlopen(address, timeout=SECONDS) as answer:

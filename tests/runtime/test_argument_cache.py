@@ -125,7 +125,7 @@ def test_after_a_failed_step_it_is_sent_again(mesh, monkeypatch):
 
 
 def test_an_interrupted_step_gives_away_what_is_donated_and_sends_the_rest_again(mesh, monkeypatch):
-    """Some groups may have been asked, and have what is donated no more."""
+    """Some groups may have run the step already, and hold the donated values no more."""
 
     def train(params, xs, ys):
         return jax.tree.map(lambda p: p * 2, params), evaluate(params, xs, ys)

@@ -20,7 +20,7 @@ def test_before_the_first_step_no_group_is_started():
 
 
 def test_a_group_says_which_task_it_runs_or_what_it_waits_for_and_how_many_calls_wait(mesh):
-    """As seen from the first task of the first of two steps."""
+    """The status is read within the first task of the first step; a second step waits."""
     zero, one = (group.worker.activity for group in mesh.runtime._groups)
     seen, submitted = [], threading.Event()
 

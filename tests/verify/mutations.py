@@ -43,7 +43,7 @@ CHANGED = {
     ConstantLeaf: ("name", "aval", "mpmd_idxs"),
     OutputLeaf: ("name", "aval", "mpmd_idxs"),
 }
-"""The fields that are changed: of the others, verify proves nothing."""
+"""The fields that mutations change; about other fields, verify proves nothing."""
 
 HARMLESS = {
     "instructions: swap with the one before",
@@ -83,7 +83,7 @@ def assert_found_or_harmless(plan: Plan) -> collections.Counter[bool]:
 
 
 def _of_record(plan: Plan, record: Any) -> Changes:
-    """Changes the fields of a record of a plan.
+    """Changes each field of one part of a plan, such as a run or an executable.
 
     Left out are changes that make another plan as good as this one, computing something else: a run that
     reads another value of the same shape and dtype, or uses another executable of the same signature. That
@@ -101,7 +101,7 @@ def _of_record(plan: Plan, record: Any) -> Changes:
 
 
 def _extras(plan: Plan, record: Any, field: str) -> Iterable[Any]:
-    """What a field that is a set could have besides."""
+    """Elements to add to a field that is a set."""
     if field == "mpmd_idxs":
         return range(-1, len(plan.programs) + 1)
     if field == "donated" and isinstance(record, Executable):

@@ -132,7 +132,7 @@ def test_with_these_capacities_steps_in_a_row_end_under_any_timing(plan):
 
 @pytest.mark.parametrize(("answer", "in_flight"), [("x1", 2), ("y", 1)])
 def test_a_message_is_in_flight_until_its_reader_has_run(answer, in_flight):
-    """The sender waits for an answer that is there before the first message is read, or is made of it."""
+    """The sender waits for an answer, sent before its first message is read or computed from the message."""
     sender = [
         run_of("after_0", "f", ("x0",), ("h0",)),
         Send(("h0",), 1, 0),

@@ -25,7 +25,7 @@ class FrameKind(enum.IntEnum):
     OFFER = 1
     """A message that can be pulled; a pickle in ``number`` bytes follows (``Transfers``)."""
     BEGUN = 2
-    """The sender of this has begun ``step``."""
+    """The process that sends this frame has begun ``step``."""
 
 
 class Header(NamedTuple):

@@ -61,7 +61,8 @@ class Peer:
         self._window = SendWindow()
         self._begun = 0  # the last step that the peer has said to have begun
         self._is_waiting = False
-        self._arrived = self._confirmed = 0  # the steps of the last message, and of which the peer was told
+        self._arrived = 0  # the step of the last message
+        self._confirmed = 0  # the last step that the peer was told of
         self._disconnected = threading.Event()
         self._thread = threading.Thread(target=self._read, name=f"from {process}", daemon=True)
 

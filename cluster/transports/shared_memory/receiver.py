@@ -25,7 +25,7 @@ class Receiver:
 
     Args:
       connection: does not block.
-      step_fd: of the page that has the step of this process, for the sender.
+      step_fd: the descriptor of the page in which the sender reads the step of this process.
     """
 
     def __init__(self, inbox: ProcessInbox, src: int, dst: int, connection: socket.socket, step_fd: int):
@@ -55,7 +55,7 @@ class Receiver:
             self.disconnect(error)
 
     def _read_announcement(self) -> None:
-        """Reads of the chunk of slots that a header refers to, which was announced before it."""
+        """Maps the next chunk of slots, which the sender announces before a header refers to it."""
         content, (descriptor,) = announcements.receive(self.socket)
         try:
             (size,) = SIZE.unpack(content)

@@ -41,7 +41,7 @@ class Slot:
         self.number = number
         self._memory = memory
         self._start = start
-        self._views: dict[bytes, tuple[list[np.ndarray], np.ndarray]] = {}  # by the types
+        self._views: dict[bytes, tuple[list[np.ndarray], np.ndarray]] = {}  # by ``MessageLayout.types``
         self._lent: weakref.ref | None = None
 
     @property
@@ -49,7 +49,7 @@ class Slot:
         return self._memory[self._start] == _FREE
 
     def occupy(self, layout: MessageLayout) -> tuple[list[np.ndarray], np.ndarray]:
-        """The sender marks the slot as in use, and gets arrays to write a message to, and the content."""
+        """Marks the slot as in use. Returns the arrays to write the values to, and the whole content."""
         self._memory[self._start] = _IN_USE
         if layout.types not in self._views:
             views = layout.views(self._memory, self._start + ALIGNMENT)

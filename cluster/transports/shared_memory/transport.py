@@ -32,7 +32,7 @@ class SharedMemoryTransport(PeerTransport):
         self._watcher: threading.Thread | None = None
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
-        self._step: memoryview | None = None  # which senders read
+        self._step: memoryview | None = None  # of this process; senders read it
 
     def listen(self, host: str, credentials: Credentials) -> LocalAddress:
         listener = self._listener = LocalListener(credentials)

@@ -85,7 +85,7 @@ def test_another_result_than_before_ends_the_run(driven):
         driven.load(None)
 
 
-def test_groups_are_asked_for_no_value_of_before_a_loss(driven):
+def test_no_group_is_asked_for_a_value_from_before_a_loss(driven):
     driven._processes.failures = [TOGETHER]
     driven.last_checkpoint = "/checkpoints/300"
     old = driven.next_handle()

@@ -99,7 +99,7 @@ def test_another_listener_cannot_answer_in_place_of_the_one_that_is_meant(listen
 
 
 def test_both_ends_write_and_read_at_the_same_time(listener):
-    """By two threads at each end that never take turns."""
+    """Each end has a thread that writes and a thread that reads, which never take turns."""
     numbers = np.random.default_rng(0)
     contents = [numbers.bytes(int(size)) for size in numbers.integers(1, 600_000, 60)]
 

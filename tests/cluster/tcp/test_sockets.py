@@ -32,7 +32,7 @@ def is_refused(tcp):
 
 
 def test_silent_connections_keep_nobody_waiting_for_longer_than_their_handshakes(monkeypatch):
-    """Also more of them than there can be handshakes, each with its thread, at a time."""
+    """40 silent connections, of which 16 at a time may have a thread for their handshake."""
     monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.5)
     monkeypatch.setattr(listener_module, "_MAX_HANDSHAKES", 16)
     with sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as listener, contextlib.ExitStack() as stack:

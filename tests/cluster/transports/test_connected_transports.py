@@ -139,7 +139,7 @@ def test_a_message_may_have_any_number_of_arrays(pair):
 
 
 def test_messages_of_earlier_steps_are_dropped_and_the_sender_hears_of_the_step(pair):
-    """Otherwise the sender would wait before its next step but one."""
+    """A sender that did not hear of the step would wait two steps later."""
     for step in range(1, 10, 2):
         pair.ends[1].begin_step(step)
         pair.send(0, np.ones(9), step=step - 1)

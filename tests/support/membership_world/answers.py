@@ -13,7 +13,7 @@ from mpmd.runtime.requests import CopyOut, Fetch, Read, StepReply, StepRequest, 
 
 MANY = 10**4
 STATE, DONATED = 10**6, 10**6 + 1
-"""The handles of what steps make, and take over."""
+"""The handles of the values that steps make, and of the values that are donated to steps."""
 
 
 def carry_out(world, mpmd_idx, request, is_repeated=False):

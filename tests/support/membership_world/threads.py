@@ -11,7 +11,8 @@ class Thread:
 
     Attributes:
       at: the phase or wait where it has stopped.
-      condition: what it waits for; and whether the wait has a time limit.
+      condition: a function that says whether its wait is over; ``None`` where it waits for nothing.
+      may_expire: whether its wait has a time limit.
     """
 
     def __init__(self, operation):
@@ -46,7 +47,7 @@ class Thread:
 
 
 class Condition(Lock):
-    """A ledger's lock, of which a thread that would wait stops until the test has it go on."""
+    """A ledger's lock. A thread that would wait for a condition stops until the test has it go on."""
 
     def __init__(self, world):
         super().__init__()

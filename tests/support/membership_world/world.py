@@ -30,14 +30,14 @@ class World:
       futures: what the user waits for, or was told, by a name and the group.
       chain: the steps that have made the values of the user.
       copies: the chain of each group, by snapshot.
-      flips: the groups that compute wrong bits, each in so many of its next steps.
+      flips: by group, the number of its next steps in which it computes wrong bits.
       unreadable: whether reads fail from now on.
       refusing: the steps that make a NaN, which is an error where it is refused.
       late: the steps that take too long when they are repeated.
       garbled: the groups that receive messages with other bits than they were sent with.
       rewound: the ends of rewinds.
-      places: those that are reserved; and those of processes that were prepared, by group.
-      shares_with: of which group a group shares the devices.
+      places: the places that are reserved; and by group, the places of prepared processes.
+      shares_with: by group, the group whose devices it shares.
       said: what the user was told beside reports.
       broken: the claims that did not hold.
     """
