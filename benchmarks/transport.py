@@ -156,14 +156,14 @@ class End:
             **{way: Routed(router, self.submesh, self.index) for way, router in self.routers.items()},
         }
 
-    def _begin(self, way: str, step: int) -> None:
+    def _channel(self, way: str, step: int) -> Any:
         if way in self.routers:
             self.routers[way].begin_step(step)
+        return self.channels[way]
 
     def round_trip(self, way: str, step: int, size: int, count: int) -> float:
         """Returns the median seconds of ``count`` round trips."""
-        self._begin(way, step)
-        channel, seconds = self.channels[way], []
+        channel, seconds = self._channel(way, step), []
         (value,) = channel.values(size, 1)
         for tag in range(count):
             start = time.perf_counter()
@@ -177,8 +177,7 @@ class End:
 
     def stream(self, way: str, step: int, size: int, count: int) -> float:
         """Returns the seconds per message."""
-        self._begin(way, step)
-        channel = self.channels[way]
+        channel = self._channel(way, step)
         values = channel.values(size, 0 if self.index else count)
         (answer,) = channel.values(4, 1)
         start = time.perf_counter()
@@ -203,15 +202,14 @@ class End:
 
     def wait(self, way: str, step: int) -> float:
         """Returns the seconds of processor time that waiting for a message takes."""
-        self._begin(way, step)
-        start = time.process_time()
-        self.channels[way].take(step, 0, 4)
+        channel, start = self._channel(way, step), time.process_time()
+        channel.take(step, 0, 4)
         return time.process_time() - start
 
     def send_later(self, way: str, step: int) -> None:
         time.sleep(WAIT_SECONDS)
-        self._begin(way, step)
-        self.channels[way].send(step, 0, self.channels[way].values(4, 1)[0])
+        channel = self._channel(way, step)
+        channel.send(step, 0, channel.values(4, 1)[0])
 
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: list) -> None:
