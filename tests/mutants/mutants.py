@@ -323,7 +323,7 @@ MUTANTS = (
         "transports-dropped-slot",
         "cluster/transports/shared_memory/receiver.py",
         "        self.slot.release()\n",
-        "",
+        "        return\n",
         "keeps the slot of a message that is dropped occupied",
     ),
     Mutant(

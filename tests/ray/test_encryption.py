@@ -9,7 +9,7 @@ SECONDS = 60
 
 
 def connections_of(actor):
-    """The kind of this process's connection with a peer, and the address at which it has listened."""
+    """The kind of this process's connection with its peer, and the address at which it has listened."""
     (peer,) = actor._router._senders.values()
     return type(peer._connection).__name__, tuple(actor._router._listener.address[:2])
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 GATE, NIGHTLY = "gate", "nightly"
 COMMON = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile(GATE, max_examples=20, derandomize=True, **COMMON)
-settings.register_profile(NIGHTLY, max_examples=1000, print_blob=True, **COMMON)
+settings.register_profile(NIGHTLY, max_examples=300, print_blob=True, **COMMON)
 
 
 def costly(test):
