@@ -29,6 +29,7 @@ from benchmarks.frame import Cell, Limited, Rows, Setup, Times, interleaved, rat
 from cluster.protocol.endpoint import endpoints
 from cluster.start.environment import gpu_memory
 from cluster.tcp.credentials import Credentials, make_credentials
+from cluster.transports import choice
 from cluster.transports.choice import DEVICE, NAMES, NETWORK, SHARED_MEMORY
 from cluster.transports.router import Router
 from mpmd.ir.reshard import GroupShape
@@ -130,7 +131,7 @@ class End:
 
     def listen(self) -> dict[str, Any]:
         addresses: dict[str, Any] = {
-            way: router.listen([self.ways[way]], "127.0.0.1", self.credentials[way == ENCRYPTED])
+            way: router.listen([choice.TCP, self.ways[way]], "127.0.0.1", self.credentials[way == ENCRYPTED])
             for way, router in self.routers.items()
         }
         self.listener = socket.create_server(("127.0.0.1", 0))

@@ -162,10 +162,11 @@ def connect(
     for (a, b), name in transports.items():
         routes[a][b] = routes[b][a] = name
     credentials, by_tcp = make_credentials(encryption), transport != OBJECT_STORE
-    listening = [
-        (sorted(set(route.values())), host, credentials)
-        for route, host in zip(routes, _listening_hosts(infos), strict=True)
-    ]
+    listening = []
+    for process, route, host in zip(actors.processes, routes, _listening_hosts(infos), strict=True):
+        # What is left to Ray needs no port, except that the processes of a group agree with one another.
+        tcp = {TCP} if by_tcp or process.partners else set()
+        listening.append((sorted({*route.values()} | tcp), host, credentials))
     addresses = actors.call("listen", listening)
     connections: list[Connection] = []
     with contextlib.ExitStack() as undo:

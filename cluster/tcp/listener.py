@@ -95,6 +95,7 @@ class Listener(abc.ABC, Generic[LinkT]):
                     self._accepted.put(
                         ConnectionError(error.errno, f"{error.strerror}, for {_LASTING_SECONDS:g} s")
                     )
+                    self._socket.close()  # refuses those who wait, of whom the driver would wait for minutes
                     return
                 time.sleep(_PAUSE_SECONDS)
 

@@ -49,12 +49,17 @@ class Router:
         self._listener: sockets.ConnectionListener | None = None
 
     def listen(self, names: Iterable[str], host: str, credentials: Credentials) -> dict[str, Any]:
-        """Lets others connect, by TCP and by the transports that are named. Returns the addresses."""
+        """Lets others connect, by the transports that are named, and by ``TCP``. Returns the addresses."""
         if self._inbox.is_closed:
             self._make_transports()
-        self._listener = sockets.ConnectionListener(host, credentials)
-        addresses = {name: self._transports[name].listen(host, credentials) for name in names}
-        return {TCP: self._listener.address, **addresses}
+        addresses: dict[str, Any] = {}
+        for name in names:
+            if name == TCP:
+                self._listener = sockets.ConnectionListener(host, credentials)
+                addresses[TCP] = self._listener.address
+            else:
+                addresses[name] = self._transports[name].listen(host, credentials)
+        return addresses
 
     def connect(
         self, routes: Mapping[int, str], addresses: Sequence[Mapping[str, Any]], others: Collection[int] = ()
@@ -65,12 +70,14 @@ class Router:
           addresses: the result of ``listen`` for each process.
           others: the processes of this group to connect with, and ``DRIVER`` if the driver connects.
         """
-        assert self._listener is not None, "connect comes after listen"
         by_tcp = {*others, *(peer for peer, name in routes.items() if name in (NETWORK, DEVICE))}
-        known = {peer: addresses[peer][TCP] for peer in by_tcp - {DRIVER}}
-        connections = connect_peers(
-            self._listener, sockets.connect, self._endpoint.number, known, by_tcp & {DRIVER}
-        )
+        connections: dict[int, Connection] = {}
+        if self._listener is not None:
+            known = {peer: addresses[peer][TCP] for peer in by_tcp - {DRIVER}}
+            connections = connect_peers(
+                self._listener, sockets.connect, self._endpoint.number, known, by_tcp & {DRIVER}
+            )
+        assert connections.keys() == by_tcp, "whoever is connected by TCP has listened by TCP"
         for name, transport in self._transports.items():
             if peers := {peer: addresses[peer][name] for peer, chosen in routes.items() if chosen == name}:
                 self._senders |= transport.connect(peers, connections)

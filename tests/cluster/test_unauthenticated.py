@@ -194,6 +194,8 @@ def test_a_process_without_descriptors_tries_now_and_then_to_accept(exhausted):
 def test_a_process_that_stays_without_descriptors_says_so(monkeypatch, exhausted):
     monkeypatch.setattr(listener_module, "_LASTING_SECONDS", 0.2)
     with sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as listener:
+        with pytest.raises(ConnectionError, match=r"no connection to 127.0.0.1:\d+: .*(reset|refused)"):
+            sockets.connect(listener.address, CREDENTIALS, SECONDS)
         with pytest.raises(ConnectionError, match=r"Too many open files, for 0.2 s") as caught:
             listener.accept()
         assert caught.value.errno == errno.EMFILE

@@ -70,9 +70,8 @@ def placement(mesh):
 
 def connections_of(actor):
     """The kinds of a process's connections with other groups and, of the first one of a group, within it."""
-    peers = actor._router._senders.values()
-    frames = actor._agreement._connections
-    return [type(end._connection).__name__ for end in (*peers, *frames)]
+    peers = [peer._connection for peer in actor._router._senders.values()]
+    return [type(connection).__name__ for connection in (*peers, *actor._agreement._connections)]
 
 
 def groups_on_nodes_of_their_own(network):
@@ -80,7 +79,7 @@ def groups_on_nodes_of_their_own(network):
     with launch(processes_per_group=2, cpus_per_group=2) as mesh:
         assert_trains(mesh)
         found = ray.get([actor.__ray_call__.remote(connections_of) for actor in mesh.runtime.actors])
-        driver = [type(client._connection._connection).__name__ for client in mesh.runtime._calls._clients]
+        driver = [type(client._connection).__name__ for client in mesh.runtime._calls._clients]
         return placement(mesh) | {"connections": found, "driver": driver}
 
 

@@ -32,6 +32,10 @@ SOON = 20
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "object_store"]
 
 
+def has_opened_a_port(actor):
+    return actor._router._listener is not None
+
+
 @pytest.fixture(scope="module", params=["object_store", *OTHERS])
 def mesh(local_ray, request):
     """Two groups of two devices, with one of the transports."""
@@ -40,6 +44,8 @@ def mesh(local_ray, request):
         assert mesh.transports == {(0, 1): request.param}
         # TCP takes ports that a network may close; the object store needs none but Ray's.
         assert mesh.runtime._calls.by_ray == (request.param == "object_store")
+        opened = ray.get([actor.__ray_call__.remote(has_opened_a_port) for actor in mesh.runtime.actors])
+        assert opened == [request.param != "object_store"] * 2
         yield mesh
 
 

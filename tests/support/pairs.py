@@ -38,7 +38,7 @@ class Pair:
 
     def listen(self, encryption=True):
         credentials = make_credentials(encryption)
-        self.addresses = [end.listen([self.name], "127.0.0.1", credentials) for end in self.ends]
+        self.addresses = [end.listen(["tcp", self.name], "127.0.0.1", credentials) for end in self.ends]
 
     def connect(self):
         with ThreadPoolExecutor(1) as thread:
