@@ -42,7 +42,7 @@ def test_folders_with_code_are_packages(package):
     assert not [str(folder) for folder in folders if not (ROOT / folder / "__init__.py").exists()]
 
 
-# Citation and release notes.
+# Release notes.
 
 
 CHANGELOG = """# Changes

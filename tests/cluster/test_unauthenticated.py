@@ -48,7 +48,6 @@ def of_transport(name):
 PORTS = {
     "shared memory": lambda: of_transport("shared_memory"),
     "network": lambda: of_transport("network"),
-    "device": lambda: of_transport("device"),
 }
 
 

@@ -96,8 +96,8 @@ def test_what_a_dead_actor_has_reserved_is_given_back(local_ray):
     with pytest.raises(ray.exceptions.ActorDiedError):
         ray.get(dead.die.remote())
     assert placement_group_table()[left]["state"] == "CREATED"
-    resources.remove_left_behind()
+    later = resources.reserve([{"CPU": 0.01}], 30)  # as the next launch of the job does
     states = {name: placement_group_table()[name]["state"] for name in (kept, left, ours.id.hex())}
     assert states == {kept: "CREATED", left: "REMOVED", ours.id.hex(): "CREATED"}
-    resources.remove_all([ours])
+    resources.remove_all([ours, later])
     ray.kill(alive)

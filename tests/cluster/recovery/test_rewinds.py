@@ -104,6 +104,7 @@ def test_a_checkpoint_that_is_gone_ends_the_run():
     world.rewind()
     world.at("check", lambda: setattr(world, "unreadable", True))
     world.settle_all()
+    assert "reading from storage failed on group 0" in str(world.error)
     assert "checkpoints that stay" in str(world.error)
     world.check_quiet()
 

@@ -33,6 +33,16 @@ def inbox():
     inbox.close()
 
 
+def test_headers_reach_the_listener_of_their_source(inbox):
+    received = []
+    inbox.add_listener(1, lambda header: received.append("of another process"))
+    inbox.add_listener(3, received.append)
+    header = (3).to_bytes(4, "little").ljust(HEADER_BYTES, b"x")
+    os.write(inbox.write_fd, header)
+    inbox.wait(0, lambda: bool(received))
+    assert received == [header]
+
+
 def test_a_message_has_arrived_when_its_header_was_written(inbox):
     written = {}
 

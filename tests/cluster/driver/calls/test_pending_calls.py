@@ -18,6 +18,7 @@ def pending():
 
 def test_the_first_failure_of_a_step_aborts_it_once(pending):
     zero, one, two = pending.add([ZERO, ONE, TWO], step=7)
+    (later,) = pending.add([ONE], step=8)
     (failed,) = pending.fail(one, FAILED)
     assert (failed.run, failed.failure, failed.mpmd_idxs) == (7, FAILED, {0, 1, 2})
     assert pending.fail(zero, StepAborted("fwd_1__0 failed on group 1")) == []
@@ -26,6 +27,8 @@ def test_the_first_failure_of_a_step_aborts_it_once(pending):
     assert isinstance(zero.future.exception(), StepAborted)
     assert zero.future.exception().__cause__ is FAILED
     assert two.future.exception().mpmd_idx == 2
+    pending.succeed(later, "other steps are not affected")
+    assert later.future.exception() is None
 
 
 def test_a_step_is_half_answered_where_one_process_of_a_group_still_runs_it(pending):
@@ -55,6 +58,10 @@ def test_a_death_ends_all_steps_the_group_has_a_part_in(pending):
     assert not other.future.done()
     pending.succeed(zero, "too late")
     assert pending.fail(zero, StepAborted("too late")) == []
+    with pytest.raises(GroupDiedError, match="group 1 died"):
+        pending.add([ZERO, ONE], step=9)
+    (later,) = pending.add([ZERO], step=9)
+    pending.succeed(later, "the others go on")
 
 
 def test_futures_cannot_be_cancelled(pending):
