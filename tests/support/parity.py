@@ -18,7 +18,7 @@ def mesh_of(groups, **axes):
     return mpmd.MpmdMesh(jax.sharding.Mesh(devices, ("stage", *axes)), "stage")
 
 
-def uneven_mesh_of(*shapes):
+def uneven_mesh_of(*shapes, parts=None):
     """A group of this process's devices for each shape, a dict of the same axes; for ``mpmd.MpmdMesh``."""
     devices = iter(jax.devices())
     return mpmd.MpmdMesh(
@@ -28,7 +28,8 @@ def uneven_mesh_of(*shapes):
                 tuple(axes),
             )
             for axes in shapes
-        ]
+        ],
+        parts=parts,
     )
 
 
