@@ -165,6 +165,8 @@ def test_any_argument():
             compiled.init(lambda: weights(2), argnum=-1)
         state = compiled.init(lambda: weights(2), argnum=1)
         assert_bits_equal(state, jax.jit(lambda: weights(2))())
+        by_name = mpmd.jit(step, mesh).compile(xs=xs, ys=ys, state=weights(2))
+        assert_bits_equal(by_name.init(lambda: weights(2), argnum="state"), state)
         loss, _ = compiled(xs, state, ys)
         assert np.isfinite(float(loss))
 

@@ -56,6 +56,14 @@ def test_an_unknown_preset_is_named():
         Cluster.preset("b100")
 
 
+@pytest.mark.parametrize(("name", "chips"), [("v5e", 256), ("v5p", 64), ("v6e", 256)])
+def test_a_node_of_tpus_is_a_slice(name, chips):
+    cluster = Cluster.preset(name, nodes=2)
+    assert cluster.num_devices == 2 * chips
+    assert Cluster.preset(name, devices_per_node=8).devices_per_node == 8
+    assert cluster.kernel_floor == 0, "a program of TPUs starts no kernels"
+
+
 def test_products_of_gpus_have_rates_by_dtype():
     def seconds(name, kind):
         cluster = Cluster.preset(name)

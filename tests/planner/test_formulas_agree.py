@@ -19,18 +19,20 @@ from tests.support.transformer_step import shapes, train_step
 WIDTH, ROWS = 64, 512
 BOTH = {"data": 2, "model": 2}
 WAYS = {
-    "one device": (1, {}, 16, {}),
-    "rows": (2, {"data": 2}, 16, {}),
-    "layers": (4, {"model": 2}, 16, {}),
-    "recomputed": (2, BOTH, 4, {"remat": True}),
-    "FSDP": (2, {"data": 2}, 4, {"fsdp": True}),
-    "gathered once": (2, BOTH, 4, {"fsdp": True, "gather_once": True}),
+    "one device": (1, {}, 16, {}, 0.05),
+    "rows": (2, {"data": 2}, 16, {}, 0.06),
+    "layers": (4, {"model": 2}, 16, {}, 0.06),
+    "recomputed": (2, BOTH, 4, {"remat": True}, 0.04),
+    "FSDP": (2, {"data": 2}, 4, {"fsdp": True}, 0.08),
+    "gathered once": (2, BOTH, 4, {"fsdp": True, "gather_once": True}, 0.14),
 }
-"""The groups of a candidate, the submesh of each, the microbatches, and further settings."""
+"""The groups of a candidate, the submesh of each, the microbatches, further settings, and the relative error
+of the formula's seconds."""
 
 FAST = dataclasses.replace(CLUSTER, flops=2e10)
 EXCHANGING = dataclasses.replace(FAST, device_link=Link(1e-5, 2e8))
 HIDING = dataclasses.replace(EXCHANGING, overlaps_gathers=True)
+WITH_FLOORS = "kernels and exchanges have floors"
 CLUSTERS = {
     "products are bound by operations": CLUSTER,
     "by memory": FAST,
@@ -38,7 +40,7 @@ CLUSTERS = {
     "products accumulate": dataclasses.replace(FAST, accumulates_products=True),
     "exchanges take long": EXCHANGING,
     "exchanges are hidden": HIDING,
-    "kernels and exchanges have floors": dataclasses.replace(
+    WITH_FLOORS: dataclasses.replace(
         HIDING,
         kernel_floor=5e-5,
         collective_floor=5e-5,
@@ -46,6 +48,14 @@ CLUSTERS = {
         rates={"product float32": Curve(3e10, 1e6)},
     ),
 }
+
+LARGER_ERRORS = {
+    ("exchanges take long", "FSDP"): 0.15,
+    (WITH_FLOORS, "rows"): 0.11,
+    (WITH_FLOORS, "layers"): 0.11,
+    (WITH_FLOORS, "gathered once"): 0.16,
+}
+"""The errors where formulas and plans count exchanges or floors of tasks differently."""
 
 
 def step(params, state, x):
@@ -60,12 +70,12 @@ def step(params, state, x):
     return *updated(params, state, grads), loss
 
 
-@pytest.fixture(scope="module", params=CLUSTERS.values(), ids=CLUSTERS)
+@pytest.fixture(scope="module", params=CLUSTERS)
 def trials(request):
     up, down = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((WIDTH, 2 * WIDTH), (2 * WIDTH, WIDTH)))
     params = [{"up": up, "gate": up, "down": down}] * LAYERS
     args = params, jax.eval_shape(ADAM.init, params), jax.ShapeDtypeStruct((ROWS, WIDTH), "float32")
-    return Trials(StepSpec.of(step, args), request.param), request.param
+    return request.param, Trials(StepSpec.of(step, args), CLUSTERS[request.param])
 
 
 @pytest.mark.usual(
@@ -79,8 +89,9 @@ def trials(request):
 )
 @pytest.mark.parametrize("way", WAYS)
 def test_the_formula_is_near_the_simulation_of_the_plan(trials, way):
-    made, cluster = trials
-    groups, submesh, num_microbatches, settings = WAYS[way]
+    cluster, made = trials
+    groups, submesh, num_microbatches, settings, error = WAYS[way]
+    error = LARGER_ERRORS.get((cluster, way), error)
     candidate = Candidate(
         layers_per_stage=(LAYERS // groups,) * groups,
         submeshes=(submesh,) * groups,
@@ -88,17 +99,19 @@ def test_the_formula_is_near_the_simulation_of_the_plan(trials, way):
         num_microbatches=num_microbatches,
         **{"remat": False, "fsdp": False} | settings,
     )
-    formula = evaluate(CostModel(made.profiles[0], cluster), candidate).prediction
+    formula = evaluate(CostModel(made.profiles[0], CLUSTERS[cluster]), candidate).prediction
     plan = made.realize(candidate).prediction
-    assert formula.seconds == pytest.approx(plan.seconds, rel=0.2)
-    assert formula.bubble == pytest.approx(plan.bubble, abs=0.05)
-    assert formula.communication == pytest.approx(plan.communication, abs=0.1)
-    assert formula.stage_seconds == pytest.approx(plan.stage_seconds, rel=0.3)
-    assert formula.memory.gradients == pytest.approx(plan.memory.gradients, rel=0.05)
-    assert formula.memory.residuals == pytest.approx(plan.memory.residuals, rel=0.25)
+    assert formula.seconds == pytest.approx(plan.seconds, rel=error)
+    assert formula.bubble == pytest.approx(plan.bubble, abs=0.04)
+    assert formula.communication == pytest.approx(plan.communication, abs=0.03)
+    # The largest error is that of the first or the last stage, which steps in a row hide in part.
+    stages = 0.26 if cluster in ("exchanges take long", WITH_FLOORS) else 0.15
+    assert formula.stage_seconds == pytest.approx(plan.stage_seconds, rel=stages)
+    for part in ("gradients", "residuals"):
+        assert getattr(formula.memory, part) == pytest.approx(getattr(plan.memory, part), rel=0.01)
     # A plan counts the parts of weights that are gathered once, here half as much as the whole, as state.
     parts = 0.5 if candidate.gather_once else 0
-    assert formula.memory.weights == pytest.approx((1 + parts) * plan.memory.weights, rel=0.05)
+    assert formula.memory.weights == pytest.approx((1 + parts) * plan.memory.weights, rel=0.01)
 
 
 @pytest.mark.usual("{'data': 2}")

@@ -1,5 +1,7 @@
 """Tasks that are measured, for a step that is only planned."""
 
+import itertools
+
 import jax
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -8,7 +10,7 @@ import mpmd
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
 from mpmd.planner.trials import measure, rehearsal
-from mpmd.planner.trials.measure import costs_of, measure_tasks, typical_seconds
+from mpmd.planner.trials.measure import costs_of, measure_tasks, repeat, typical_seconds, warm_up
 from mpmd.planner.trials.rehearsal import some_values
 from tests.support.small_plans import lowered
 
@@ -86,6 +88,20 @@ def spans(*durations, start=0.0):
 def test_a_disturbed_step_does_not_count():
     steps = [spans(1.0, 3.0), spans(20.0, 30.0), spans(2.0, 4.0)]
     assert typical_seconds(steps) == {"fwd": 3.0}
+
+
+def test_calls_are_made_often_enough():
+    numbers = itertools.count()
+    assert repeat(lambda: next(numbers), 0.0) == [*range(5)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "calls"), [([9.0, 6.0, 5.0, 4.9], 4), ([5.0, 7.0], 2), ([0.5**n for n in range(9)], 6)]
+)
+def test_a_call_is_warm_when_it_is_no_longer_quicker(seconds, calls):
+    left = iter(seconds)
+    warm_up(lambda: next(left))
+    assert [*left] == seconds[calls:]
 
 
 def plan_of(*groups):

@@ -99,7 +99,7 @@ def test_a_message_that_does_not_arrive_aborts_its_receiver(local_ray):
             self.abort = types.SimpleNamespace(remote=lambda step, reason: self.aborted.put((step, reason)))
 
     peer, transport = Peer(), ObjectStoreTransport(ProcessInbox())
-    senders = transport.connect({1: peer})
+    senders = transport.connect({1: peer}, {})
     senders[1].send(MessageId(step=5, src=0, dst=1, tag=2), [jnp.ones(3)])
     step, reason = peer.aborted.get(timeout=SOON)
     assert step == 5

@@ -118,6 +118,25 @@ PROGRAMS = {
         "instruction 3 (call callback 0 of fwd_1__0 with x, h) uses h, which was freed in instruction 2",
     ),
     "receive before the send": (0, lambda i: i.insert(1, i.pop(2)), "wait for one another"),
+    "drop a send": (0, lambda i: i.pop(1), "edge 0 -> 1, message 0: nothing, but h = recv <- 0 #0"),
+    "another tag": (0, put(Send(("h",), 1, 3), 1), "message 0: send h -> 1 #3, but h = recv <- 0 #0"),
+    "send to itself": (0, put(Send(("h",), 0, 0), 1), "has no other group at its other end"),
+    "run twice": (0, lambda i: i.insert(1, i[0]), "instruction 1 (fwd_0__0) defines h again"),
+    "unknown executable": (
+        0,
+        put(run_of("after_0", "none", ("w",), ("h",)), 0),
+        "runs none, which does not exist",
+    ),
+    "too few inputs": (
+        1,
+        put(run_of("after_0", "combine", ("x", "h"), ("g",)), 1),
+        "does not have the numbers of inputs and outputs of combine",
+    ),
+    "swap inputs": (
+        1,
+        put(run_of("after_0", "combine", ("x", "i", "h"), ("g",)), 1),
+        "reads i as float32[4], but it is int32[]",
+    ),
 }
 
 
@@ -127,17 +146,32 @@ def test_a_broken_program_is_found(name):
     assert said in "\n".join(faults_of(with_program(ping_pong(), group, change)))
 
 
-def test_two_inputs_of_one_name_are_found():
-    plan = ping_pong()
-    twice = dataclasses.replace(plan, inputs=(*plan.inputs, plan.inputs[0]))
-    assert "2 inputs or constants are called w" in faults_of(twice)
+PLANS = {
+    "2 executables are called forward": ("executables", 1, {"name": "forward"}),
+    "2 inputs or constants are called w": ("inputs", 1, {"name": "w"}),
+    "update donates (2,) of 2 inputs": ("executables", 1, {"donated": (2,)}),
+    "update donates more inputs of float32[4] than it has outputs to take them over": (
+        "executables",
+        1,
+        {"donated": (0, 1)},
+    ),
+    "update does not have a spec for each of its inputs and outputs": ("executables", 1, {"in_specs": ((),)}),
+    "the program at 0 is that of group 1": ("programs", 0, {"mpmd_idx": 1}),
+    "the result out is to be int32[], but out is float32[4]": ("outputs", 0, {"aval": SCALAR}),
+    "group 1 lacks the result out (out), which is not defined before": ("outputs", 0, {"mpmd_idxs": (1,)}),
+    "no group has the result out": ("outputs", 0, {"mpmd_idxs": ()}),
+    "out is on groups (0, 2), of which not all exist": ("outputs", 0, {"mpmd_idxs": (0, 2)}),
+}
+"""Changes of one record of a plan, by what is said of them."""
 
 
-def test_an_executable_without_its_specs_is_found():
+@pytest.mark.parametrize("said", PLANS)
+def test_a_plan_whose_parts_do_not_fit_is_found(said):
+    field, at, changes = PLANS[said]
     plan = ping_pong()
-    forgotten = dataclasses.replace(plan.executables[1], in_specs=((),))
-    plan = dataclasses.replace(plan, executables=(forgotten, *plan.executables[::2]))
-    assert faults_of(plan) == ["update does not have a spec for each of its inputs and outputs"]
+    records = list(getattr(plan, field))
+    records[at] = dataclasses.replace(records[at], **changes)
+    assert said in faults_of(dataclasses.replace(plan, **{field: tuple(records)}))
 
 
 def test_all_faults_are_named_at_once():

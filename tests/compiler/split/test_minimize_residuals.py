@@ -97,6 +97,12 @@ def test_a_forward_computes_nothing_that_only_the_backward_reads():
     assert [aval.shape for aval in kept(works)] == [(BATCH, WIDTH)]
 
 
+def test_a_checkpointed_stage_keeps_nothing_beside_its_input():
+    works = split_works(jax.checkpoint(gelu))
+    assert kept(works) == []  # it has the microbatch anyway
+    assert count(works["bwd_0"].eqns, "tanh") == 1
+
+
 def test_a_narrow_value_is_kept_in_place_of_a_wide_copy():
     dtypes = {aval.dtype for aval in kept(split_works(narrowed)) if aval.shape == (BATCH, WIDTH)}
     assert "bfloat16" in dtypes
