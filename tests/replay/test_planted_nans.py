@@ -14,10 +14,10 @@ REPLAYS = """
 import contextlib, io, json, sys
 from pathlib import Path
 from mpmd.cli.main import main
-from mpmd.replay import environment, files
+from mpmd.replay import environment, record
 
 directories = {path.parent.name: path for path in sorted(Path(sys.argv[1]).glob("*/*"))}
-environment.prepare(max(map(files.read_task, directories.values()), key=lambda task: task.num_devices))
+environment.prepare(max(map(record.read_task, directories.values()), key=lambda task: task.num_devices))
 import jax  # so that the command leaves the number of devices as it is
 
 printed = {}

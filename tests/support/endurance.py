@@ -19,7 +19,8 @@ from tests.support.models import batch, init, make_step, mse, too_much, weights
 STEPS, PROGRAMS = 2000, 500
 
 SLACK = 10
-"""By how many descriptors, threads, mappings and objects a process may differ: Ray and libc have pools."""
+"""By how much of each kind a process may differ: Ray and libc have pools, and the two snapshots that recovery
+keeps may share values or not. What each step, failure or program left would be a hundred or more."""
 
 SLACK_BYTES = 8 * 2**20
 PROGRAM_BYTES = 48 * 2**10
@@ -79,7 +80,7 @@ def assert_flat(before, after, programs=0):
     for there, here in zip(before, after, strict=True):
         more = here.objects - there.objects
         counts = f"{there._replace(objects=None)}, then {here._replace(objects=None)}; more objects: {more}"
-        assert here.arrays == there.arrays, counts
+        assert here.arrays <= there.arrays + SLACK, counts
         assert more.total() <= SLACK, counts
         assert here.descriptors <= there.descriptors + SLACK, counts
         assert here.threads <= there.threads + SLACK, counts

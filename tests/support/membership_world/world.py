@@ -126,14 +126,14 @@ class World:
             self.chain = (*self.chain, step)
         return self.ask(step, {i: self.request(step, is_donated) for i in self.logged})
 
-    def request(self, step, is_donated=False):
+    def request(self, step, is_donated=False, output=STATE):
         donated = (DONATED,) if is_donated else ()
-        return StepRequest(0, step, donated, (STATE,), donated=donated)
+        return StepRequest(0, step, donated, (output,), donated=donated)
 
     def sample(self, *mpmd_idxs):
         """A request that is not logged, such as a copy from a logged group to one that is left out."""
-        step = self.runtime.next_step()
-        return self.ask(step, {mpmd_idx: self.request(step) for mpmd_idx in mpmd_idxs})
+        step, output = self.runtime.next_step(), self.runtime.next_handle()
+        return self.ask(step, {mpmd_idx: self.request(step, output=output) for mpmd_idx in mpmd_idxs})
 
     def read(self, mpmd_idx):
         return self.ask(f"read {next(self.numbers)}", {mpmd_idx: Read({})})
