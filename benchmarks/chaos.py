@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -180,7 +181,8 @@ class SampledTrainer(Trainer):
     def _compiled(self) -> Any:
         step = mpmd.jit(chain.train_step(GROUPS - 1), self.mesh.part(TRAINER), donate_argnums=0)
         state, (xs, _) = self._initial_state(), self._batches[0]
-        self._sample = mpmd.jit(sampled, self.mesh.part(SAMPLER)).compile(state[0], xs)
+        sample = mpmd.jit(sampled, self.mesh.part(SAMPLER))
+        self._sample = self._replacing(lambda: sample.compile(state[0], xs))
         return step.compile(state, *self._batches[0])
 
     def _initial_state(self) -> Any:
@@ -190,11 +192,19 @@ class SampledTrainer(Trainer):
         return step(state, self._sampled(step, state[0], xs), ys)
 
     def _sampled(self, step: Any, weights: Any, xs: Any) -> Any:
-        """Returns a batch. Where recovery leaves the sampler out, this replaces it after a death."""
+        """Returns a batch."""
+
+        def draw() -> Any:
+            drawn = self._sample(mpmd.reshard(weights, to=self._sample), xs)
+            return mpmd.reshard(drawn, to=step, argnum=1)
+
+        return self._replacing(draw)
+
+    def _replacing(self, call: Callable[[], Any]) -> Any:
+        """Calls the sampler, and replaces it after a death, where recovery leaves it out."""
         while True:
             try:
-                drawn = self._sample(mpmd.reshard(weights, to=self._sample), xs)
-                return mpmd.reshard(drawn, to=step, argnum=1)
+                return call()
             except mpmd.StateLostError:
                 raise
             except mpmd.GroupDiedError:
