@@ -255,11 +255,11 @@ class GroupActor:
 
     @ray.method(concurrency_group="watch")
     def serve(self) -> None:
-        """Answers the driver's requests over its connection, while there is one; without one, only waits.
+        """Answers the driver's requests over its connection; where the driver asks by Ray, only waits.
 
         The call fails when the actor dies, which is how the driver notices.
         """
-        if self._server is None:  # the driver asks by Ray
+        if self._server is None:
             self._forever.wait()
         else:
             self._server.serve(self.answer)

@@ -18,7 +18,7 @@ NETWORK = "network"
 DEVICE = "device"
 OBJECT_STORE = "object_store"
 TCP = "tcp"
-"""The name under which a process announces its port for TCP connections, beside those of transports."""
+"""The name under which a process announces its port for TCP connections; not the name of a transport."""
 
 NAMES = (SHARED_MEMORY, NETWORK, DEVICE, OBJECT_STORE)
 

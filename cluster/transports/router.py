@@ -49,7 +49,7 @@ class Router:
         self._listener: sockets.ConnectionListener | None = None
 
     def listen(self, names: Iterable[str], host: str, credentials: Credentials) -> dict[str, Any]:
-        """Lets others connect, by the transports that are named, and by ``TCP``. Returns the addresses."""
+        """Opens a port for each name, of a transport or ``TCP``. Returns the addresses, by name."""
         if self._inbox.is_closed:
             self._make_transports()
         addresses: dict[str, Any] = {}
@@ -64,11 +64,14 @@ class Router:
     def connect(
         self, routes: Mapping[int, str], addresses: Sequence[Mapping[str, Any]], others: Collection[int] = ()
     ) -> dict[int, Connection]:
-        """Connects with peers, by the transports that ``routes`` names. Returns the connections with others.
+        """Connects with peers and others. Returns the connection with each of ``others``.
 
         Args:
+          routes: the transport of each peer.
           addresses: the result of ``listen`` for each process.
           others: the processes of this group to connect with, and ``DRIVER`` if the driver connects.
+
+        Raises: ``ConnectionError`` when a process cannot be reached.
         """
         by_tcp = {*others, *(peer for peer, name in routes.items() if name in (NETWORK, DEVICE))}
         connections: dict[int, Connection] = {}

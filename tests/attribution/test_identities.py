@@ -203,7 +203,7 @@ def test_a_delay_that_travels_through_all_groups_keeps_its_name():
 
 
 def test_a_loop_that_is_slower_than_another_is_no_imbalance():
-    """Stages 0 and 1 are those of the first loop, and take half the time of the second one's."""
+    """The first loop has stages 0 and 1; a task of the second loop takes twice as long."""
     plan = pipeline_plan(Interleaved1F1B(4, 2), 6)
     loops = (LoopStages("", 0, 2, 6), LoopStages("", 2, 2, 6))
 

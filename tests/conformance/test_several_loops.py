@@ -45,7 +45,7 @@ def epochs(*schedules, loss=mse):
 
 
 def the_end_and_then_all(params, xs, ys):
-    """The first loop updates all parameters but those of the first layer, the second one updates all."""
+    """The first loop updates the parameters of all layers but the first, the second loop updates all."""
     first, *others = params
     one, grads = gradients(mse, others, (xs, ys), mpmd.GPipe(3))
     params = [first, *descend(others, grads)]

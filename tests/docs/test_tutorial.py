@@ -1,4 +1,4 @@
-"""Every block of the tutorial runs: here in process, in ``tests/ray/test_pages.py`` the one on Ray."""
+"""The blocks of the tutorial run, in process; ``tests/ray/test_pages.py`` runs the block on Ray."""
 
 import numpy as np
 import pytest
