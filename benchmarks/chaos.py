@@ -34,10 +34,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import cluster
-import cluster.driver.calls.liveness
 import mpmd
 from benchmarks import chain
 from benchmarks.frame import Rows, Setup
+from cluster.driver.calls import liveness
 
 GROUPS = 4
 WIDTH, ROWS, MICROBATCHES = 32, 8, 4
@@ -51,13 +51,13 @@ RECOVERING, TOGETHER = "recovering", "with its keeper"
 TRAINER, SAMPLER = "trainer", "sampler"
 MOMENTS = (LOADING, STEPS_RUN, COPYING, SAVING, READING, RECOVERING, TOGETHER)
 MOMENT_SECONDS = 20.0
-"""The seconds for which the thread waits for a moment."""
+"""The longest wait for a moment."""
 
 STOPPED_SHARE = 0.1
 """The share of processes that are stopped and not killed."""
 
 PAUSE_SECONDS = 4.0
-"""The longest time from one kill to the next."""
+"""The longest pause between kills."""
 
 STOPPED_SECONDS = 4.0
 """The seconds without an answer after which a process counts as dead, so that a run does not take hours."""
@@ -66,8 +66,8 @@ STOPPED_SECONDS = 4.0
 def run(setup: Setup) -> Rows:
     """Trains until ``--kills`` processes were killed. Raises ``RuntimeError`` when a round differs."""
     options = setup.options
-    cluster.driver.calls.liveness.PING_SECONDS = 1.0
-    cluster.driver.calls.liveness.UNRESPONSIVE_SECONDS = STOPPED_SECONDS
+    liveness.PING_SECONDS = 1.0
+    liveness.UNRESPONSIVE_SECONDS = STOPPED_SECONDS
     recovery = cluster.Recovery(
         every=EVERY,
         max_failures=10 * options.kills,
@@ -101,8 +101,10 @@ def run(setup: Setup) -> Rows:
         for report in mesh.recoveries:
             kinds["from the last checkpoint" if report.lost else report.kind].append(report.total)
         for kind, seconds in kinds.items():
-            numbers = {"number": len(seconds), "s, median": seconds, "s, longest": max(seconds)}
-            yield "Recoveries", {"": kind, **numbers}
+            yield (
+                "Recoveries",
+                {"": kind, "number": len(seconds), "s, median": seconds, "s, longest": max(seconds)},
+            )
 
 
 class Trainer:
@@ -113,18 +115,18 @@ class Trainer:
       moment: the current moment of the round, for the thread that kills.
     """
 
+    stages = GROUPS
+
     def __init__(self, mesh: cluster.ClusterMesh, directory: pathlib.Path):
         self.mesh = mesh
         self.moment = LOADING
         self._directory = directory
-        self._rounds = 0
         shape = (STEPS, 2, MICROBATCHES, ROWS, WIDTH)
         self._batches = np.random.default_rng(0).standard_normal(shape, np.float32)
 
     def train(self) -> str:
         """Compiles a step, trains, and returns a digest of all losses and of the final state."""
-        self._rounds += 1
-        path = self._directory / str(self._rounds)
+        path = pathlib.Path(tempfile.mkdtemp(dir=self._directory), "saved")
         self.moment = LOADING
         step = self._compiled()
         while True:
@@ -136,11 +138,11 @@ class Trainer:
         return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:16]
 
     def _compiled(self) -> Any:
-        step = mpmd.jit(chain.train_step(GROUPS), self.mesh, donate_argnums=0)
-        return step.compile(chain.initial_state(GROUPS, WIDTH), *self._batches[0])
+        step = mpmd.jit(chain.train_step(self.stages), self.mesh, donate_argnums=0)
+        return step.compile(self._initial_state(), *self._batches[0])
 
     def _initial_state(self) -> Any:
-        return chain.initial_state(GROUPS, WIDTH)
+        return chain.initial_state(self.stages, WIDTH)
 
     def _next(self, step: Any, state: Any, xs: Any, ys: Any) -> tuple[Any, Any]:
         """The state and the loss after a step."""
@@ -152,7 +154,8 @@ class Trainer:
         state = self._initial_state()
         if first:
             losses = list(np.load(path.with_suffix(".npy")))
-            state = self._read(step, path)
+            self.moment = READING
+            state = step.restore(path)
         for number in range(first + 1, STEPS + 1):
             self.moment = STEPS_RUN
             state, loss = self._next(step, state, *self._batches[number - 1])
@@ -160,45 +163,36 @@ class Trainer:
             if number % 4 == 0:  # several steps are under way at a time
                 float(loss)
             if number == SAVED_AND_READ:
-                np.save(path.with_suffix(".npy"), np.array([np.asarray(each) for each in losses]))
+                np.save(path.with_suffix(".npy"), [np.asarray(each) for each in losses])
                 self.moment = SAVING
                 mpmd.save(path, state)
-                state = self._read(step, path)
+                self.moment = READING
+                state = step.restore(path)
             if number == SAVED:
                 self.moment = SAVING
                 saving = mpmd.save_async(tempfile.mkdtemp(dir=self._directory) + "/saved", state)
         saving.result()
         return [np.asarray(array) for array in [*losses, *jax.tree.leaves(state)]]
 
-    def _read(self, step: Any, path: pathlib.Path) -> Any:
-        self.moment = READING
-        return step.restore(path)
-
 
 class SampledTrainer(Trainer):
     """Trains three groups on batches that the fourth group changes by their weights."""
 
+    stages = GROUPS - 1
+
     def _compiled(self) -> Any:
-        step = mpmd.jit(chain.train_step(GROUPS - 1), self.mesh.part(TRAINER), donate_argnums=0)
+        step = mpmd.jit(chain.train_step(self.stages), self.mesh.part(TRAINER), donate_argnums=0)
         state, (xs, _) = self._initial_state(), self._batches[0]
         sample = mpmd.jit(sampled, self.mesh.part(SAMPLER))
         self._sample = self._replacing(lambda: sample.compile(state[0], xs))
         return step.compile(state, *self._batches[0])
 
-    def _initial_state(self) -> Any:
-        return chain.initial_state(GROUPS - 1, WIDTH)
-
     def _next(self, step: Any, state: Any, xs: Any, ys: Any) -> tuple[Any, Any]:
-        return step(state, self._sampled(step, state[0], xs), ys)
-
-    def _sampled(self, step: Any, weights: Any, xs: Any) -> Any:
-        """Returns a batch."""
-
         def draw() -> Any:
-            drawn = self._sample(mpmd.reshard(weights, to=self._sample), xs)
+            drawn = self._sample(mpmd.reshard(state[0], to=self._sample), xs)
             return mpmd.reshard(drawn, to=step, argnum=1)
 
-        return self._replacing(draw)
+        return step(state, self._replacing(draw), ys)
 
     def _replacing(self, call: Callable[[], Any]) -> Any:
         """Calls the sampler, and replaces it after a death, where recovery leaves it out."""
@@ -221,10 +215,10 @@ class Killer(threading.Thread):
 
     Args:
       trainer: the training to disturb.
-      kills: the number of processes to kill.
+      kills: the number of kills.
 
     Attributes:
-      moments: the number of killed processes, by the moment.
+      moments: the number of kills, by moment.
     """
 
     def __init__(self, trainer: Trainer, kills: int):
@@ -233,7 +227,7 @@ class Killer(threading.Thread):
         self._mesh = trainer.mesh
         self._kills = kills
         self._choice = random.Random(0)
-        self.moments: collections.Counter[str] = collections.Counter()
+        self.moments = collections.Counter[str]()
 
     @property
     def num_kills(self) -> int:
@@ -250,8 +244,7 @@ class Killer(threading.Thread):
     def _disturb(self, moment: str) -> None:
         """Kills a process at a moment, at some a second process, and waits until all are replaced."""
         first = self._choice.randrange(GROUPS)
-        early = STEPS_RUN if moment in (RECOVERING, TOGETHER) else moment
-        if not self._wait_for(early):
+        if not self._wait_for(STEPS_RUN if moment in (RECOVERING, TOGETHER) else moment):
             return
         victims = self._kill(first, moment)
         if moment == TOGETHER:
@@ -271,9 +264,9 @@ class Killer(threading.Thread):
         return True
 
     def _is_now(self, moment: str) -> bool:
-        if moment == COPYING:
-            return self._mesh.runtime.is_copying
-        return self._mesh.runtime.is_recovering if moment == RECOVERING else self._trainer.moment == moment
+        runtime = self._mesh.runtime
+        now = {COPYING: runtime.is_copying, RECOVERING: runtime.is_recovering}
+        return now.get(moment, self._trainer.moment == moment)
 
     def _kill(self, victim: int, moment: str) -> set[int]:
         """Kills or stops a process; returns its number, or nothing if it is being replaced."""

@@ -20,7 +20,7 @@ import jax
 import cluster
 import mpmd
 from benchmarks import chain
-from benchmarks.frame import Cell, Rows, Setup, interleaved, ratio, resident_bytes, scaled, seconds_of
+from benchmarks.frame import Rows, Setup, interleaved, ratio, resident_bytes, scaled, seconds_of
 
 EVERY = 10
 BLOCKS = 3
@@ -53,11 +53,16 @@ def run(setup: Setup) -> Rows:
             )
             state = f"{loops[WITHOUT].nbytes / GROUPS / 1e6:.0f} MB"
             for name, loop in loops.items():
-                cells: dict[str, Cell] = {"state of a group": state, "": name}
-                cells["ms of a step"] = scaled(times[name], 1e3 / EVERY / BLOCKS)
-                cells["of a step without"] = ratio(times[name], times[WITHOUT])
-                cells["MB of a process"] = resident_bytes(loop.mesh.groups[0].pid) / 1e6
-                yield "Snapshots and repeated steps", cells
+                yield (
+                    "Snapshots and repeated steps",
+                    {
+                        "state of a group": state,
+                        "": name,
+                        "ms of a step": scaled(times[name], 1e3 / EVERY / BLOCKS),
+                        "of a step without": ratio(times[name], times[WITHOUT]),
+                        "MB of a process": resident_bytes(loop.mesh.groups[0].pid) / 1e6,
+                    },
+                )
             new = loops["snapshots"].seconds_of_recovery()
             _check_losses(loops["snapshots"], loops[WITHOUT])
         with training(setup, size, cluster.Recovery(every=EVERY, spares=1)) as loop:

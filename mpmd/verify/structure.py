@@ -87,8 +87,7 @@ def _check_submeshes(plan: Plan) -> Iterator[str]:
         return
     executables = {executable.name: executable for executable in plan.executables}
     first: dict[str, int] = {}
-    for program in plan.programs:
-        here = program.mpmd_idx
+    for here, program in enumerate(plan.programs):
         for name in {run.executable for run in program.runs} & executables.keys():
             other = first.setdefault(name, here)
             if plan.submesh(other) != plan.submesh(here):

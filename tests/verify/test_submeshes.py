@@ -46,6 +46,14 @@ def test_a_dimension_that_does_not_divide():
         verify(dataclasses.replace(plan, executables=(forward, *others)))
 
 
+def test_a_program_of_a_group_that_does_not_exist():
+    plan = on(*[(("data", 1),)] * 2)
+    first, second = plan.programs
+    stray = dataclasses.replace(plan, programs=(first, dataclasses.replace(second, mpmd_idx=7)))
+    with pytest.raises(mpmd.PlanError, match="the program at 1 is that of group 7"):
+        verify(stray)
+
+
 def test_unequal_submeshes_are_part_of_the_text():
     text = str(on((("data", 2), ("model", 1)), (("data", 4), ("model", 1))))
     assert "submeshes:\n  group 0: data 2 model 1\n  group 1: data 4 model 1\nexecutables:" in text
