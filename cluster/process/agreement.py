@@ -28,7 +28,6 @@ class Agreement:
 
     def connect(self, connections: Iterable[Connection]) -> None:
         """Takes the connections: of rank 0 with every other rank, of every other rank with rank 0."""
-        self.close()
         self._connections = list(connections)
 
     def agree(self, step: int, reason: str | None = None) -> None:
@@ -63,12 +62,6 @@ class Agreement:
     def leave(self, step: int, reason: str) -> None:
         for connection in self._connections:
             self._send(connection, step, reason)
-
-    def close(self) -> None:
-        """Ends the connections, so that the group's other processes take this process for dead."""
-        for connection in self._connections:
-            connection.end()
-            connection.close()
 
     @staticmethod
     def _send(connection: Connection, step: int, reason: str | None) -> None:

@@ -166,7 +166,7 @@ class Processes:
         self._resetting = {}
         for number in self._numbers_of(set(range(len(self.infos))) - set(but)):
             actor = self.actors[number]
-            actor.interrupt.remote()
+            self._resetting[actor.interrupt.remote()] = number
             self._resetting[actor.reset.remote(programs)] = number
 
     def start(self, groups: Collection[int]) -> None:

@@ -166,7 +166,7 @@ def connecting(
         link.close()
         if not isinstance(error, OSError):
             raise
-        reason: object = error
+        reason = str(error)  # the error itself has this frame
         if isinstance(error, ssl.SSLError):
             reason = f"another listener answers, or one with other credentials ({error})"
         elif isinstance(error, TimeoutError):

@@ -181,8 +181,11 @@ class ProcessInbox(Inbox):
         self.wake()
 
     def close(self) -> None:
-        """Closes the pipe. No thread may wait any more."""
+        """Closes the pipe, and lets go of the messages. No thread may wait any more."""
         with self._closing:
             self.is_closed = True
             os.close(self._read_fd)
             os.close(self.write_fd)
+        # They refer to this object, and to the memory of peers.
+        self._listeners.clear()
+        self._arrived.clear()

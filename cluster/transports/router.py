@@ -47,6 +47,7 @@ class Router:
         }
         self._senders: dict[int, MessageSender] = {}  # by peer
         self._listener: sockets.ConnectionListener | None = None
+        self._connections: dict[int, Connection] = {}
 
     def listen(self, names: Iterable[str], host: str, credentials: Credentials) -> dict[str, Any]:
         """Opens a port for each name, of a transport or ``TCP``. Returns the addresses, by name."""
@@ -74,17 +75,16 @@ class Router:
         Raises: ``ConnectionError`` when a process cannot be reached.
         """
         by_tcp = {*others, *(peer for peer, name in routes.items() if name in (NETWORK, DEVICE))}
-        connections: dict[int, Connection] = {}
         if self._listener is not None:
             known = {peer: addresses[peer][TCP] for peer in by_tcp - {DRIVER}}
-            connections = connect_peers(
+            self._connections = connect_peers(
                 self._listener, sockets.connect, self._endpoint.number, known, by_tcp & {DRIVER}
             )
-        assert connections.keys() == by_tcp, "whoever is connected by TCP has listened by TCP"
+        assert self._connections.keys() == by_tcp, "whoever is connected by TCP has listened by TCP"
         for name, transport in self._transports.items():
             if peers := {peer: addresses[peer][name] for peer, chosen in routes.items() if chosen == name}:
-                self._senders |= transport.connect(peers, connections)
-        return {other: connections[other] for other in others}
+                self._senders |= transport.connect(peers, self._connections)
+        return {other: self._connections[other] for other in others}
 
     @property
     def lost(self) -> PeerLostError | None:
@@ -126,7 +126,7 @@ class Router:
             transport.interrupt()
 
     def close(self) -> None:
-        """Ends all connections, whether they are complete or not; then ``listen`` makes new ones.
+        """Ends all connections, those of ``others`` too, complete or not; then ``listen`` makes new ones.
 
         Those who hold this object, such as loaded programs, use the new ones. No thread may send or wait.
         """
@@ -136,4 +136,7 @@ class Router:
             self._listener.close()
         for transport in self._transports.values():
             transport.close()
+        for connection in self._connections.values():
+            connection.end()  # a process of this group that waits for this one's vote ends its step
+            connection.close()
         self._inbox.close()

@@ -110,6 +110,7 @@ class Peer:
                 self._inbox.mark_unreadable(self._process, self._here, error)
             else:
                 self._inbox.mark_disconnected(self._process, _reason(error, self._writer.error))
+            error = None  # its traceback has this frame, and so the buffers
 
     def _receive(self, header: Header) -> None:
         message = MessageId(header.step, self._process, self._here, header.tag)

@@ -61,7 +61,7 @@ class SharedMemoryTransport(PeerTransport):
         try:
             wait.until(connection, select.POLLIN)
             return Sender(self._inbox, self._process, peer, connection)
-        except (TimeoutError, EOFError) as error:
+        except (TimeoutError, EOFError, ConnectionResetError) as error:
             name = self._inbox.name_of(peer)
             raise ConnectionError(f"{name} has not said where its inbox is: {error}") from error
 

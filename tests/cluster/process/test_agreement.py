@@ -8,16 +8,26 @@ import pytest
 from cluster.process.agreement import Agreement
 from cluster.process.world import WorldLostError
 from cluster.tcp.credentials import make_credentials
+from cluster.transports.router import Router
 from mpmd.errors import StepAborted
 from mpmd.runtime.activity import ActivityKind
 from tests.support.pairs import both_ends
+from tests.support.processes import endpoints
 
 SECONDS = 20
 CREDENTIALS = make_credentials(encryption=True)
 LOST = "a process has lost its connection to another one of its group: "
 
 
+def end(member):
+    for connection in member._connections:
+        connection.end()
+        connection.close()
+
+
 def connect(first, *others):
+    for member in (first, *others):
+        end(member)
     pairs = [both_ends(CREDENTIALS) for _ in others]
     first.connect([accepted for accepted, _ in pairs])
     for other, (_, connected) in zip(others, pairs, strict=True):
@@ -31,7 +41,7 @@ def group():
     connect(*members)
     yield members
     for member in members:
-        member.close()
+        end(member)
 
 
 def each(members, call):
@@ -81,11 +91,32 @@ def test_a_process_that_misses_a_step_ends_the_waiting_of_the_others(group):
             member.agree(2)
         finally:  # the driver ends a process that raises this
             if member is group[0]:
-                member.close()
+                end(member)
 
     first, second, third = each(group, run)
     assert first == third == "a process has missed a step"
     assert second.startswith(LOST)
+
+
+def test_a_process_that_ends_its_connections_ends_the_waiting_of_the_others():
+    """It did not get a request that the others run, because the driver has ended its connections."""
+    processes = endpoints([2])
+    routers = [Router(process, submesh=None) for process in processes]
+    addresses = [router.listen(["tcp"], "127.0.0.1", CREDENTIALS) for router in routers]
+
+    def connected(process):
+        member = Agreement(process.rank)
+        connections = routers[process.rank].connect({}, addresses, process.partners)
+        member.connect(connections.values())
+        return member
+
+    with ThreadPoolExecutor(2) as threads:
+        first, _ = threads.map(connected, processes, timeout=SECONDS)
+        waiting = threads.submit(first.agree, 1)
+        routers[1].close()
+        with pytest.raises(WorldLostError, match=LOST):
+            waiting.result(SECONDS)
+    routers[0].close()
 
 
 def test_processes_may_connect_anew(group):

@@ -1,12 +1,14 @@
 """Transports that are connected with one another within this process."""
 
 import contextlib
+import gc
 import os
 import queue
 import resource
 import socket
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -64,6 +66,20 @@ def test_a_group_that_dies_before_it_has_received_is_gone_too(monkeypatch, pair)
         for tag in range(3, 1000):  # what is sent before the end is noticed, is lost
             pair.send(tag, np.arange(1000))
             time.sleep(0.01)
+
+
+def test_memory_of_peers_is_let_go_when_connections_end(pair):
+    """Not only by the next garbage collection, which may be hours later."""
+    pair.send(0, LARGE)
+    pair.send(1, LARGE)  # is not taken
+    pair.take(0)
+    inboxes = [weakref.ref(router._inbox) for router in pair.ends]
+    gc.disable()
+    try:
+        pair.reset()
+        assert [inbox() for inbox in inboxes] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_message_that_cannot_be_copied_leaves_its_slot_free(neighbours):
