@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core
 from jax.extend.core import Primitive
@@ -35,7 +36,7 @@ class _Add:
         return jnp.zeros(a.shape, a.dtype)
 
     def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
-        return lax.add(state, update)
+        return lax.add(state, lax.convert_element_type(update, state.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,8 @@ def _lowest(dtype) -> Any:
         return False
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).min
-    return -jnp.inf
+    lowest = np.asarray(-np.inf, dtype)
+    return jnp.finfo(dtype).min if np.isnan(lowest) else lowest  # some float8 types have no infinity
 
 
 Add = _Add()

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import mpmd
 from tests.support.models import (
@@ -40,7 +41,8 @@ def test_means_of_shards_and_of_shared_weights():
 DTYPES = ["bfloat16", "float16", "complex64", "int8", "int32", "uint8", "bool", "float8_e4m3fn"]
 
 
-def test_dtypes():
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_dtypes(axis_type):
     """As ``jnp.mean``, but for the order in which a sum in half precision rounds."""
     values = {
         dtype: jnp.array([[1, 0], [1, 1], [0, 1], [2 if "float8" in dtype else 100, 0]]).astype(dtype)
@@ -52,13 +54,20 @@ def test_dtypes():
             lambda v: mpmd.mark_stage_end(v), values, schedule=mpmd.ForwardOnly(1, 1), operation=mpmd.Mean
         )
 
-    with mesh_of(1) as mesh:
+    groups = jax.make_mesh((1,), ("stage",), (axis_type,), devices=jax.devices()[:1])
+    with mpmd.MpmdMesh(groups, "stage") as mesh:
         actual = mpmd.to_host(mpmd.jit(step, mesh)(values))
     assert_close(actual, jax.jit(step)(values), 0)
     for dtype, mean in actual.items():
         expected = jnp.mean(values[dtype], axis=0)
         assert mean.dtype == expected.dtype
         np.testing.assert_array_equal(np.asarray(mean, "complex64"), np.asarray(expected, "complex64"))
+
+
+def test_the_largest_of_numbers_without_infinity():
+    values = jnp.array([[1, -2], [3, 0.5]]).astype("float8_e4m3fn")
+    largest = mpmd.treduce(lambda v: v, values, operation=mpmd.Max)
+    assert largest.tolist() == [3, 0.5]
 
 
 def test_half_precision_does_not_count():
