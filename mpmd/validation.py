@@ -203,7 +203,8 @@ def names_faults(name: str, value: Any) -> Iterator[Fault | None]:
     if isinstance(value, str):
         return
     if isinstance(value, Iterable) and not isinstance(value, Mapping):
-        yield from (str_fault(f"{name}[{i}]", each) for i, each in enumerate(value))
+        if isinstance(value, Collection):
+            yield from (str_fault(f"{name}[{i}]", each) for i, each in enumerate(value))
     else:
         what = "the name of an argument, or a sequence of names"
         yield TypeError(f"{name} must be {what}, not {shown(value)}")

@@ -47,7 +47,9 @@ class Call:
     def key(self) -> Any:
         """Equal for calls that the same compiled step serves."""
         kinds = tuple((aval.shape, aval.dtype, aval.weak_type) for aval in self.avals)
-        return (self.static, self.treedef, kinds)
+        # Equal values of other types, such as 2 and 2.0, are other arguments, as to ``jax.jit``.
+        static = tuple((where, type(value), value) for where, value in self.static)
+        return (static, self.treedef, kinds)
 
     def described_by(self, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Call:
         return dataclasses.replace(self, leaves=avals, avals=avals)
@@ -99,7 +101,7 @@ class Call:
         """
         if self.key == other.key:
             return
-        if self.static != other.static:
+        if self.key[0] != other.key[0]:
             raise ValueError(
                 f"the step was compiled for the static arguments {self.static}, not {other.static}"
             )

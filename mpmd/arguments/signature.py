@@ -90,8 +90,8 @@ class CallSignature:
         Raises: ``TypeError`` for a leaf that is no array, ``ValueError`` for a static argument that is not
           hashable.
         """
-        static, static_names = self._meant(self.static, args, kwargs)
-        donated, donated_names = self._meant(self.donated, args, kwargs)
+        static, static_names = self.meant(self.static, args, kwargs)
+        donated, donated_names = self.meant(self.donated, args, kwargs)
         if both := [*sorted(static & donated), *sorted(static_names & donated_names)]:
             raise ValueError(f"the arguments {both} are both static and donated")
         static_arguments: list[tuple[int | str, Any]] = [(i, args[i]) for i in sorted(static)]
@@ -116,9 +116,10 @@ class CallSignature:
             ),
         )
 
-    def _meant(
+    def meant(
         self, arguments: NamedArguments, args: tuple, kwargs: Mapping[str, Any]
     ) -> tuple[set[int], set[str]]:
+        """The positions and the names of the arguments of a call that ``arguments`` mean."""
         num_positional = len(args) + sum(name in kwargs for name in self.names)
         from_start = {i if i >= 0 else i + num_positional for i in arguments.argnums}
         by_position = {i for i in from_start if 0 <= i < len(args)}

@@ -225,13 +225,15 @@ class MpmdFunction(ShownAsText):
     @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
         """Traces the function as ``jax.jit(fun).trace`` does; ``lower()`` of the result plans the step."""
-        static, donated = self._signature.static, self._signature.donated
+        signature = self._signature
+        static_argnums, static_argnames = signature.meant(signature.static, args, kwargs)
+        donate_argnums, donate_argnames = signature.meant(signature.donated, args, kwargs)
         plain = jax.jit(
             self._fun,
-            static_argnums=static.argnums,
-            static_argnames=static.argnames,
-            donate_argnums=donated.argnums,
-            donate_argnames=donated.argnames,
+            static_argnums=tuple(static_argnums),
+            static_argnames=static_argnames,
+            donate_argnums=tuple(donate_argnums),
+            donate_argnames=donate_argnames,
         )
         lower = functools.partial(self.lower, *args, **kwargs)
         return TracedFunction(plain.trace(*args, **kwargs), lower)

@@ -82,6 +82,16 @@ def test_static_arguments(mesh, options):
     assert not counted, "the same static arguments compile again"
 
 
+def test_equal_static_arguments_of_other_types_are_others(mesh):
+    """As under ``jax.jit``: the dtype of a product with 2 is another than with 2.0."""
+    step = mpmd.jit(lambda x, factor: x * factor, mesh, static_argnames="factor")
+    integers = jnp.arange(4)
+    for factor in (2, 2.0, True, 1, np.float16(2)):
+        assert step(integers, factor).dtype == (integers * factor).dtype
+    with pytest.raises(ValueError, match=r"was compiled for the static arguments \(\(1, 2\),\), not .*2.0"):
+        step.compile(integers, 2)(integers, 2.0)
+
+
 @pytest.mark.parametrize(
     "convert", [lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), np.asarray], ids=["shapes", "numpy"]
 )

@@ -59,6 +59,12 @@ def test_donation_by_name(mesh, by_name):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
+def test_names_may_come_from_an_iterator(mesh):
+    state = weights(2)
+    mpmd.jit(shrink, mesh, donate_argnames=iter(["state"]))(state, *batch())
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
 @pytest.mark.parametrize("option", ["donate_argnames", "static_argnames"])
 def test_names_that_the_step_does_not_have(mesh, option):
     with pytest.raises(ValueError, match=rf"{option} has \['params'\], but the step's arguments are"):

@@ -145,6 +145,16 @@ def test_traces_and_shapes_are_those_of_jax(step, plain):
     assert closed.eqns[-1].primitive.name == "mpmd_step"
 
 
+def test_arguments_named_by_position_are_passed_by_name(mesh):
+    def power_of(x, power):
+        return x * power if power > 2 else x
+
+    options = {"static_argnums": 1, "donate_argnums": 0}
+    step, plain = mpmd.jit(power_of, mesh, **options), jax.jit(power_of, **options)
+    assert step.eval_shape(X, power=3) == plain.eval_shape(X, power=3)
+    assert step.trace(x=X, power=3).args_info == plain.trace(x=X, power=3).args_info
+
+
 def test_forgotten_steps_are_compiled_again(mesh, plain):
     step = mpmd.jit(lambda x: x + 1, mesh)
     for _ in range(2):
