@@ -101,7 +101,11 @@ def with_result_type(w, loss, grads):
     return grads.astype(jnp.result_type(w, jnp.bfloat16))
 
 
-@pytest.mark.parametrize("result", [with_zeros, with_result_type])
+def with_a_number_of_a_type(w, loss, grads):
+    return grads + float(jnp.finfo(jnp.result_type(w, jnp.bfloat16)).eps)
+
+
+@pytest.mark.parametrize("result", [with_zeros, with_result_type, with_a_number_of_a_type])
 def test_a_weak_type_that_no_equation_reads_decides_dtypes_of_the_next_step_as_under_jit(mesh, result):
     def step(w, xs):
         def loss(w, x):

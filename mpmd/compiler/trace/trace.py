@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from mpmd.compiler.jaxprs.control_flow import live_eqns
 from mpmd.compiler.jaxprs.equations import aval_of, avals_of
@@ -49,17 +50,22 @@ def _loses_weak_type(jaxpr: Jaxpr, argument: int, result: int) -> bool:
 
 
 def _types(jaxpr: Jaxpr) -> tuple[list[bool], list[Any]]:
-    """Whether each result has a weak type, and the dtypes of all that a step computes.
+    """Whether each result has a weak type, and the dtypes of all that a step computes, with its numbers.
 
-    Conversions that change weak types alone compute nothing.
+    The function may have read a number from a dtype, such as its ``finfo``.
     """
-    dtypes = [
-        aval.dtype
-        for eqn in _live(jaxpr)
-        for aval in avals_of(eqn.outvars)
-        if eqn.primitive.name != "convert_element_type" or aval.dtype != aval_of(eqn.invars[0]).dtype
-    ]
-    return [aval_of(atom).weak_type for atom in jaxpr.outvars], dtypes
+    computing = [eqn for eqn in _live(jaxpr) if not _changes_weak_type_alone(eqn)]
+    dtypes = [aval.dtype for eqn in computing for aval in avals_of(eqn.outvars)]
+    literals = [atom for eqn in computing for atom in eqn.invars if isinstance(atom, Literal)]
+    numbers = [np.asarray(literal.val, aval_of(literal).dtype).tobytes() for literal in literals]
+    return [aval_of(atom).weak_type for atom in jaxpr.outvars], dtypes + numbers
+
+
+def _changes_weak_type_alone(eqn: JaxprEqn) -> bool:
+    return (
+        eqn.primitive.name == "convert_element_type"
+        and aval_of(eqn.invars[0]).dtype == aval_of(eqn.outvars[0]).dtype
+    )
 
 
 def _live(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
