@@ -356,17 +356,20 @@ def use_cpu_collectives_at(host: str) -> None:
     xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
 
 
-def register_array_type(array_type: type, values_of: Callable[[Sequence[Any]], Sequence[jax.Array]]) -> None:
+def register_array_type(
+    array_type: type, key_type: type, values_of: Callable[[Sequence[Any]], Sequence[jax.Array]]
+) -> None:
     """Makes JAX's functions take instances of a subclass of ``jax.Array`` by their values.
 
     JAX looks up by the type of an argument how to find its abstract value, its value in JAX's own types, and
-    its value as a constant. JAX has no public way to add a type that is no pytree.
+    its value as a constant, and how to take keys apart. It has no public way to add a type that is no pytree.
 
     Args:
       array_type: its instances have ``shape``, ``dtype`` and ``weak_type``.
+      key_type: its subclass for arrays of keys, with ``aval`` and, as ``_base_array``, the integers inside.
       values_of: the values of several instances as JAX's own arrays.
     """
-    from jax._src import core, dtypes
+    from jax._src import core, dtypes, tree_util
     from jax._src.interpreters import mlir, pxla
 
     def abstract_value(array: Any) -> Any:
@@ -379,7 +382,19 @@ def register_array_type(array_type: type, values_of: Callable[[Sequence[Any]], S
         (value,) = values_of([val])
         return mlir.get_constant_handler(type(value))(value, aval)
 
-    core.pytype_aval_mappings[array_type] = abstract_value
-    dtypes.register_canonicalize_value_handler(array_type, None)
-    pxla.shard_arg_handlers[array_type] = arguments
-    mlir.register_constant_handler(array_type, constant)
+    def keys(aval: Any, integers: Any) -> jax.Array:
+        return jax.random.wrap_key_data(*integers, impl=key_impl_name(aval.dtype))
+
+    for each in (array_type, key_type):
+        core.pytype_aval_mappings[each] = abstract_value
+        dtypes.register_canonicalize_value_handler(each, None)
+        pxla.shard_arg_handlers[each] = arguments
+        mlir.register_constant_handler(each, constant)
+    tree_util.dispatch_registry.register_node(key_type, lambda key: ((key._base_array,), key.aval), keys)
+
+
+def with_weak_type(array: jax.Array) -> jax.Array:
+    """The array, with a weak type as results of Python numbers have. No public function gives one."""
+    from jax._src.lax import lax
+
+    return lax._convert_element_type(array, weak_type=True)

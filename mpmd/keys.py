@@ -27,7 +27,12 @@ def _in_plan(aval: Any) -> Aval:
 
 
 def is_key(aval: Any) -> bool:
-    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return _of_keys(aval.dtype)
+
+
+@functools.cache  # each result of each step asks
+def _of_keys(dtype: Any) -> bool:
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def raw(aval: Any) -> jax.ShapeDtypeStruct:

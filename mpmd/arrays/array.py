@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from mpmd.arrays.delegation import delegate_to_value
-from mpmd.compat import api_boundary, key_impl, register_array_type
+from mpmd.compat import api_boundary, key_impl, register_array_type, with_weak_type
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import fitting
@@ -86,6 +87,10 @@ class MpmdArray(jax.Array):
     stack: Stack | None = None
     _deleted = True  # until there is a value
     _donation: _Donation | None = None
+    _of_keys: ClassVar[Any]
+
+    def __new__(cls, aval: jax.ShapeDtypeStruct, *args: Any) -> Self:
+        return super().__new__(cls._of_keys if is_key(aval) else cls)
 
     def __init__(self, aval: jax.ShapeDtypeStruct, runtime: Runtime, held: Held):
         self._aval = aval
@@ -303,16 +308,19 @@ class MpmdArray(jax.Array):
     @api_boundary
     def value(self) -> jax.Array:
         """The value, an array of this process on its default device."""
-        return decode(jax.numpy.asarray(self.raw_value()), self._aval)
+        value = decode(jax.numpy.asarray(self.raw_value()), self._aval)
+        return with_weak_type(value) if self.weak_type else value
 
     @api_boundary
     def __format__(self, format_spec: str) -> str:
+        if is_key(self):
+            return format(self.value, format_spec)
         return format(self.item() if not self.shape else np.asarray(self), format_spec)
 
     @api_boundary
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled and deep-copied as the value, a numpy array: another process cannot reach the groups."""
-        return np.asarray, (np.asarray(self),)
+        """Pickled and deep-copied as the value, of ``to_host``: another process cannot reach the groups."""
+        return (copy.copy if is_key(self) else np.asarray), (_leaf_to_host(self),)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -369,4 +377,9 @@ def values_of(arrays: Sequence[MpmdArray]) -> list[jax.Array]:
     return [array.value for array in arrays]
 
 
-register_array_type(MpmdArray, values_of)
+class MpmdKeyArray(MpmdArray):
+    """An ``MpmdArray`` of random number generator keys, which JAX takes apart by its class."""
+
+
+MpmdArray._of_keys = MpmdKeyArray
+register_array_type(MpmdArray, MpmdKeyArray, values_of)

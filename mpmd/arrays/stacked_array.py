@@ -104,4 +104,9 @@ class StackedMpmdArray(MpmdArray):
         return f"MpmdArray(shape={self.shape}, dtype={self.dtype}, {ranges}, spec={self.spec}{state})"
 
 
-register_array_type(StackedMpmdArray, values_of)
+class StackedMpmdKeyArray(StackedMpmdArray):
+    """An array of keys, as ``MpmdKeyArray``."""
+
+
+StackedMpmdArray._of_keys = StackedMpmdKeyArray
+register_array_type(StackedMpmdArray, StackedMpmdKeyArray, values_of)

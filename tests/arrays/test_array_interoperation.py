@@ -26,6 +26,7 @@ def arrays(request):
             "v": jnp.arange(4, dtype=jnp.bfloat16),
             "scale": jnp.float32(3),
             "count": jnp.int32(7),
+            "weak": jnp.asarray(2.5),
             "key": jax.random.key(3),
         }
 
@@ -60,9 +61,13 @@ CALLS = {
     # Keys.
     "jax.random.key_data": lambda t: jax.random.key_data(t["key"]),
     "jax.jit of a key": lambda t: jax.jit(jax.random.uniform)(t["key"]),
+    "jax.device_get": lambda t: jax.device_get(t),
+    "copies of a key": lambda t: [pickle.loads(pickle.dumps(t["key"])), copy.deepcopy(t["key"])],
+    "format of a key": lambda t: f"{t['key']}",
     # What arrays do.
     "arithmetic": lambda t: -t["w"] + 2 * t["w"] @ t["w"] / t["scale"] - 1,
     "promotion": lambda t: [t["v"] + 1.5, t["v"] * t["w"], t["count"] / 2, t["count"] + 1.5],
+    "weak types": lambda t: [t["weak"] * t["v"], -t["weak"] + t["v"], t["weak"].reshape(1) * t["v"]],
     "arithmetic with numpy": lambda t: [np.ones((4, 4)) + t["w"], t["w"] + np.ones((4, 4))],
     "at": lambda t: t["w"].at[0].set(5.0),
     "methods": lambda t: [t["w"].T, t["w"].sum(0), t["w"].astype(jnp.int8), t["w"].reshape(2, 8)],
@@ -100,6 +105,9 @@ def plain(leaf):
     "whole-jax.lax.cond",
     "whole-jax.device_put to a device",
     "whole-jax.jit of a key",
+    "whole-jax.device_get",
+    "whole-copies of a key",
+    "whole-weak types",
     "whole-len",
     "in parts-jax.jit of a closure",
     "in parts-jax.block_until_ready",
