@@ -292,7 +292,10 @@ class MpmdFunction(ShownAsText):
         return compiled[0]
 
     def _compiled_steps(self) -> list[LoadedStep]:
-        steps = {id(step): step for of_mesh in self._loaded.values() for step in of_mesh.values()}
+        """The steps of the mesh as it is now; after it was closed and not used again, those of before."""
+        loaded = [*self._loaded.items()]
+        open_now = [each for each in loaded if not each[0].is_closed]
+        steps = {id(step): step for _, of_mesh in open_now or loaded for step in of_mesh.values()}
         return list(steps.values())
 
     @api_boundary

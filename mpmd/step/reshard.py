@@ -128,9 +128,10 @@ def _copied(tree: Any, target: Any, dtype: Any, mesh: GroupMesh, owner: LoadedSt
     compiled = _COMPILED.setdefault(owner, weakref.WeakKeyDictionary()).setdefault(runtime, {})
     key = (call.key, copies)
     if key not in compiled:
-        step = compile_step(copy_request(copies, mesh.abstract_submeshes))
         meter = StepMeter("reshard", mesh)
-        compiled[key] = LoadedStep(step, call.described_by(call.avals), mesh, signature, meter)
+        with jax.enable_x64(True):  # so that no value is narrowed
+            step = compile_step(copy_request(copies, mesh.abstract_submeshes))
+            compiled[key] = LoadedStep(step, call.described_by(call.avals), mesh, signature, meter)
     ranges = compiled[key].submit(call)[0]
     return jax.tree.unflatten(treedef, map(LeafCopy.joined, copies, ranges))
 
@@ -215,10 +216,14 @@ class LeafCopy:
         return stack.axis
 
     def _pieces(self, ranges: Sequence[jax.Array]) -> Iterator[list[jax.Array]]:
-        axis = self._axis
+        axis, held_stack, read_stack = self._axis, self.held.stack, self.read.stack
+        if held_stack and read_stack and held_stack.axis != read_stack.axis:
+            for layers in read_stack.slices:
+                yield [_layers(each, layers.start, layers.stop, read_stack.axis) for each in ranges]
+            return
         whole = (slice(0, self.aval.shape[axis]),)
-        held = self.held.stack.slices if self.held.stack else whole
-        for read in self.read.stack.slices if self.read.stack else whole:
+        held = held_stack.slices if held_stack else whole
+        for read in read_stack.slices if read_stack else whole:
             overlaps = [
                 (layers, max(read.start, here.start) - here.start, min(read.stop, here.stop) - here.start)
                 for layers, here in zip(ranges, held, strict=True)

@@ -155,6 +155,21 @@ def test_arguments_named_by_position_are_passed_by_name(mesh):
     assert step.trace(x=X, power=3).args_info == plain.trace(x=X, power=3).args_info
 
 
+def test_a_function_used_again_after_its_mesh_was_closed_has_one_plan():
+    with mesh_of(2) as mesh:
+        step = mpmd.jit(lambda x: x + 1, mesh)
+        before = step(X)
+        mesh.close()
+        assert step(X).shape == before.shape
+        assert step.plan
+
+
+def test_a_step_without_tasks_can_be_profiled(mesh):
+    step = mpmd.jit(lambda x: x, mesh).compile(X)
+    assert "driver" in str(step.profile(X))
+    assert str(step.report())
+
+
 def test_forgotten_steps_are_compiled_again(mesh, plain):
     step = mpmd.jit(lambda x: x + 1, mesh)
     for _ in range(2):

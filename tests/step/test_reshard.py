@@ -72,6 +72,16 @@ def test_any_cut_of_any_other(held, read):
     assert all(np.array_equal(one, other) for one, other in zip(copied, expected, strict=True))
 
 
+@pytest.mark.parametrize(("held", "read"), [(0, 1), (1, 0)])
+def test_cuts_along_different_axes(held, read):
+    array = np.arange(LAYERS * WIDTH).reshape(LAYERS, WIDTH)
+    stacks = Stack(0, (7, 5)), Stack(1, (1, 3))
+    placements = [Placement.of_ranges(stack, ((0,), (1,)), ()) for stack in stacks]
+    aval = jax.ShapeDtypeStruct(array.shape, array.dtype)
+    copied = LeafCopy(aval, placements[held], placements[read], aval).of(stacks[held].cut(jnp.asarray(array)))
+    assert all(map(np.array_equal, copied, stacks[read].cut(array)))
+
+
 def step_of(num_stages):
     """A train step of stacked layers, which counts, too."""
     train = stacked_step(num_stages)
@@ -197,6 +207,13 @@ def test_to_a_function_that_was_compiled_once(mesh):
         mpmd.reshard(STATE, to=function)
     function.compile(STATE, BATCH)
     same(mpmd.reshard(STATE, to=function), STATE)
+
+
+def test_doubles_stay_doubles(mesh):
+    actor, sampler = (mesh.part(name) for name in ("actor", "sampler"))
+    with jax.enable_x64(True):
+        held = mpmd.reshard(np.array([1 / 3]), to=actor)
+    assert mpmd.to_host(mpmd.reshard(held, to=sampler)).tolist() == [1 / 3]
 
 
 def test_copies_of_the_same_layout_are_compiled_once(actor, sampler):
