@@ -48,7 +48,7 @@ _DATA = "d"
 
 def write_record(directory: epath.Path) -> None:
     """Writes the record of a checkpoint's files, before Orbax commits the checkpoint."""
-    files = {name: [path.stat().length, _digest(path)] for name, path in _recorded(directory).items()}
+    files = {name: [path.stat().length, _digest(name, path)] for name, path in _recorded(directory).items()}
     text = json.dumps(files).encode()
     (directory / RECORD).write_bytes(_sha256(text).encode() + b" " + text)
 
@@ -69,7 +69,7 @@ def faults(directory: epath.Path) -> list[str]:
     files, record = _recorded(directory), directory / RECORD
     try:
         rows = _rows(record) if record.exists() else dict.fromkeys(files, (None, None))
-        found = (_fault(directory / name, files.get(name), *row) for name, row in rows.items())
+        found = (_fault(directory, name, files.get(name), *row) for name, row in rows.items())
         return [fault for fault in found if fault] or [
             fault for name, path in files.items() if (fault := _fault_of_json(name, path))
         ]
@@ -85,16 +85,18 @@ def _rows(record: epath.Path) -> _ROWS:
         return JsonFormat({}).load(_ROWS, parse_json(text))
 
 
-def _fault(named: epath.Path, path: epath.Path | None, size: int | None, digest: str | None) -> str | None:
+def _fault(
+    directory: epath.Path, name: str, path: epath.Path | None, size: int | None, digest: str | None
+) -> str | None:
     """``size`` is ``None`` if the checkpoint has no record."""
     if path is None:
-        return f"{named} is missing"
+        return f"{directory / name} is missing"
     length = path.stat().length
     if size is None:
         return None if length else f"{path} is empty"
     if length != size:
         return f"{path} has {length} bytes of {size}"
-    return None if _digest(path) == digest else f"{path} is not what was written"
+    return None if _digest(name, path) == digest else f"{path} is not what was written"
 
 
 def _fault_of_json(name: str, path: epath.Path) -> str | None:
@@ -131,9 +133,13 @@ def missing(directory: epath.Path) -> Iterator[str]:
             yield f"{file} is missing, or has less than {size} bytes"
 
 
-def _digest(path: epath.Path) -> str | None:
-    """The digest of a file's content; ``None`` for chunks, which a restore reads only in part."""
-    return None if path.parent.name == _DATA else _sha256(_content(path))
+def _digest(name: str, path: epath.Path) -> str | None:
+    """The digest of a file's content; ``None`` for chunks, which a restore reads only in part.
+
+    Args:
+      name: its path in the checkpoint, whose own name may be that of directories of chunks.
+    """
+    return None if Path(name).parent.name == _DATA else _sha256(_content(path))
 
 
 def _content(path: epath.Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,17 +12,21 @@ from orbax import checkpoint as orbax
 from orbax.checkpoint import type_handlers
 
 from mpmd.arrays.array import MpmdArray
-from mpmd.checkpoint.orbax_internals import EMPTY, STRING
+from mpmd.checkpoint.orbax_internals import EMPTY, STRING, StoredLeaf
 from mpmd.checkpoint.restoring import GroupRestoreArgs
-from mpmd.keys import raw
+from mpmd.compat import key_impl_name
+from mpmd.keys import is_key, raw
 from mpmd.runtime.storage import stored_dtype
 
 
 def by_name(tree: Any) -> dict[str, Any]:
     """The leaves of a pytree, ``None`` and empty nodes included, by Orbax's names of leaves."""
-    return {
-        ".".join(path): leaf for path, leaf in orbax.tree.to_flat_dict(tree, keep_empty_nodes=True).items()
-    }
+    return dict(_named(tree))
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+    flat = orbax.tree.to_flat_dict(tree, keep_empty_nodes=True)
+    return [(".".join(path), leaf) for path, leaf in flat.items()]
 
 
 def check_savable(tree: Any, types: type_handlers.TypeHandlerRegistry) -> None:
@@ -29,7 +34,13 @@ def check_savable(tree: Any, types: type_handlers.TypeHandlerRegistry) -> None:
         raise ValueError("there is nothing to save: the pytree has no leaves")
     leaves = {name: leaf for name, leaf in by_name(tree).items() if not _is_empty(leaf)}
     on_groups = [(name, leaf) for name, leaf in leaves.items() if isinstance(leaf, MpmdArray)]
-    faults = [f"{name} {fault}" for name, leaf in leaves.items() if (fault := _unsavable(leaf, types))]
+    counts = collections.Counter(name for name, leaf in _named(tree) if not _is_empty(leaf))
+    faults = [
+        f"{name} is the name of {count} leaves in a checkpoint; rename all but one"
+        for name, count in counts.items()
+        if count > 1
+    ]
+    faults += [f"{name} {fault}" for name, leaf in leaves.items() if (fault := _unsavable(leaf, types))]
     for name, leaf in on_groups:
         if leaf.runtime is not on_groups[0][1].runtime:
             faults.append(
@@ -63,7 +74,7 @@ def check_target(
     args: Mapping[str, Any],
     partial: bool,
 ) -> None:
-    """``stored`` has the shape and dtype of each array, or else ``STRING`` or ``EMPTY``."""
+    """``stored`` is the result of ``stored_leaves``."""
     faults = [
         *(f"{name} is not in the checkpoint" for name in target if name not in stored),
         *(f"{name} is not in the target" for name in stored if name not in target and not partial),
@@ -82,7 +93,10 @@ def check_target(
 
 
 def _is_readable(stored: Any, leaf: Any, arg: Any) -> bool:
-    """Whether a stored value can be read as a leaf. Orbax reads arrays of any dtype, groups do not."""
+    """Whether a stored value can be read as a leaf. Orbax reads arrays of any dtype, groups do not.
+
+    Keys of another generator would be other random numbers.
+    """
     target = _stored_as(leaf)
     if isinstance(stored, str) or isinstance(target, str):
         return stored == target
@@ -91,22 +105,28 @@ def _is_readable(stored: Any, leaf: Any, arg: Any) -> bool:
     # A number of Python is stored in the widest dtype of its kind.
     of_python = stored.shape == () and stored.dtype.name in ("int64", "float64")
     is_of_kind = of_python and stored.dtype.kind == target.dtype.kind
-    of_any_dtype = not isinstance(arg, GroupRestoreArgs)
-    is_of_dtype = stored.dtype == stored_dtype(target.dtype) or is_of_kind or of_any_dtype
-    return tuple(stored.shape) == target.shape and is_of_dtype
+    casts = not isinstance(arg, GroupRestoreArgs) and np.can_cast(stored.dtype, target.dtype, "same_kind")
+    is_of_dtype = stored.dtype == stored_dtype(target.dtype) or is_of_kind or casts
+    is_of_generator = stored.key_impl in (None, target.key_impl)
+    return stored.shape == target.shape and is_of_dtype and is_of_generator
 
 
-def _stored_as(leaf: Any) -> jax.ShapeDtypeStruct | str:
+def _stored_as(leaf: Any) -> StoredLeaf | str:
     if isinstance(leaf, str):
         return STRING
     if _is_empty(leaf):
         return EMPTY
-    return raw(leaf if hasattr(leaf, "dtype") else np.asarray(leaf))
+    array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    described = raw(array)
+    return StoredLeaf(described.shape, described.dtype, key_impl_name(array.dtype) if is_key(array) else None)
 
 
 def _is_empty(leaf: Any) -> bool:
     return not jax.tree.leaves(leaf)
 
 
-def _text(stored: Any) -> str:
-    return stored if isinstance(stored, str) else f"{stored.dtype}{list(stored.shape)}"
+def _text(stored: StoredLeaf | str) -> str:
+    if isinstance(stored, str):
+        return stored
+    of_keys = f" of keys of {stored.key_impl}" if stored.key_impl else ""
+    return f"{stored.dtype}{list(stored.shape)}{of_keys}"

@@ -160,10 +160,25 @@ def read_spec(info: type_handlers.ParamInfo) -> JsonSpec:
 
 
 class StoredTree(NamedTuple):
-    """Orbax's type of each leaf of a checkpoint, by the leaf's name, and Orbax's metadata of the tree."""
+    """The leaves of a checkpoint, by their names.
+
+    Attributes:
+      types: Orbax's type of each.
+      key_impls: the generator of each array of keys.
+      metadata: Orbax's metadata of the tree.
+    """
 
     types: dict[str, str]
+    key_impls: dict[str, Any]
     metadata: Any
+
+
+class StoredLeaf(NamedTuple):
+    """A stored array or number; ``key_impl`` is the generator of an array of keys, else ``None``."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    key_impl: str | None
 
 
 def stored_tree(handler: orbax.BasePyTreeCheckpointHandler, directory: epath.Path) -> StoredTree:
@@ -172,15 +187,18 @@ def stored_tree(handler: orbax.BasePyTreeCheckpointHandler, directory: epath.Pat
     flat = orbax.tree.to_flat_dict(metadata.as_nested_tree())
     types = {".".join(path): entry.value_type for path, entry in flat.items()}
     arrays = asyncio_utils.run_sync(metadata_store().read(directory)) or {}
-    named = [array.param_name for of_process in arrays.values() for array in of_process]
-    for name in [*types, *named]:
+    extra = {array.param_name: array.ext_metadata for of_one in arrays.values() for array in of_one}
+    for name in [*types, *extra]:
         if (name.startswith("/") or ".." in name.split("/")) and not metadata.use_ocdbt:
             raise ValueError(f"{name} is not in the directory")
-    return StoredTree(types, metadata)
+    key_impls = {
+        name: of_array.get(array_metadata.RANDOM_KEY_IMPL) for name, of_array in extra.items() if of_array
+    }
+    return StoredTree(types, key_impls, metadata)
 
 
 def stored_leaves(tree: StoredTree, directory: epath.Path) -> dict[str, Any]:
-    """The shape and dtype of each stored array and number; ``STRING`` or ``EMPTY`` of another leaf.
+    """A ``StoredLeaf`` for each stored array and number; ``STRING`` or ``EMPTY`` for another leaf.
 
     ``handler.metadata`` has the same, and reads the file of all shardings once for each array.
     """
@@ -188,7 +206,10 @@ def stored_leaves(tree: StoredTree, directory: epath.Path) -> dict[str, Any]:
     # Other than the handler of jax arrays, that of numpy arrays knows the shapes of Python numbers, too.
     arrays = asyncio_utils.run_sync(type_handlers.NumpyHandler().metadata(infos))
     others = {name: STRING if kind == STRING else EMPTY for name, kind in tree.types.items()}
-    return others | {info.name: array for info, array in zip(infos, arrays, strict=True)}
+    return others | {
+        info.name: StoredLeaf(tuple(array.shape), np.dtype(array.dtype), tree.key_impls.get(info.name))
+        for info, array in zip(infos, arrays, strict=True)
+    }
 
 
 def incomplete_arrays(tree: StoredTree, directory: epath.Path) -> list[str]:

@@ -34,7 +34,10 @@ def reserved(directory: epath.Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _locked(directory: epath.Path) -> Iterator[None]:
     """Locks a file beside a path; the system releases the lock when the process ends."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(f"{error.filename} is no directory, so nothing can be saved below it") from error
     lock = f"{directory}.saving"
     descriptor = os.open(lock, os.O_CREAT | os.O_WRONLY, 0o600)
     try:

@@ -55,6 +55,9 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
 
     @classmethod
     def of_leaf(cls, leaf: ArgumentLeaf, mesh: GroupMesh) -> GroupRestoreArgs:
+        if (last := max(leaf.placement.mpmd_idxs)) >= len(mesh.abstract_submeshes):
+            count = len(mesh.abstract_submeshes)
+            raise ValueError(f"{leaf.path} is on group {last} of its step, and the mesh has {count} groups")
         return cls(
             aval=leaf.aval,
             placement=leaf.placement,

@@ -200,6 +200,8 @@ class InProcessRuntime(Runtime):
                 future.set_result(answer())
                 return future
             case "storage":
+                if self.is_closed:
+                    raise RuntimeError(_CLOSED)
                 return self._writers.submit(answer)
         return group.submit(answer)
 

@@ -123,6 +123,19 @@ def read(stored: Mapping[Handle, StoredArray], submesh: jax.sharding.Mesh) -> di
         return {handle: wait() for handle, wait in zip(stored, reading, strict=True)}
 
 
+def _as_dtype(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Raises ``ValueError`` for a number of Python, stored in the widest dtype, that does not fit."""
+    with np.errstate(over="ignore"):
+        converted = values.astype(dtype, copy=False)
+    if not values.shape and values.dtype.name in ("int64", "float64"):
+        same = (
+            converted == values if values.dtype.kind == "i" else np.isfinite(converted) == np.isfinite(values)
+        )
+        if not same:
+            raise ValueError(f"the stored number {values} does not fit into {dtype}")
+    return converted
+
+
 def _start_reading(opened: Any, stored: StoredArray, submesh: jax.sharding.Mesh) -> Callable[[], jax.Array]:
     """Reads the regions of an array that this process's devices are to hold, each once.
 
@@ -135,6 +148,6 @@ def _start_reading(opened: Any, stored: StoredArray, submesh: jax.sharding.Mesh)
     reads = {text: opened[region].read() for text, region in {str(each): each for each in regions}.items()}
 
     def data_of(region: Region | None) -> np.ndarray:
-        return np.asarray(reads[str(region)].result()).astype(stored.dtype, copy=False)
+        return _as_dtype(np.asarray(reads[str(region)].result()), stored.dtype)
 
     return functools.partial(jax.make_array_from_callback, shape, sharding, data_of)

@@ -211,6 +211,11 @@ def test_the_last_whole_checkpoint_beside_it_is_named(tmp_path):
     assert last_whole() is None
 
 
+def test_a_checkpoint_with_the_name_of_directories_of_chunks(tmp_path):
+    mpmd.save(tmp_path / "d", {"weight": np.ones(3)})
+    assert mpmd.restore(tmp_path / "d", {"weight": np.ones(3)})["weight"].tolist() == [1, 1, 1]
+
+
 def test_the_items_of_a_manager(tmp_path):
     tree = {"weight": np.ones(3)}
     with ocp.CheckpointManager(tmp_path, item_handlers=mpmd.checkpoint.handler()) as manager:

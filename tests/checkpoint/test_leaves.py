@@ -45,6 +45,27 @@ def test_nothing_to_save(tree, tmp_path):
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.parametrize("tree", [{"a.b": 1, "a": {"b": 2}}, {"a.0": 1, "a": [2], "c": 3}], ids=repr)
+def test_leaves_of_the_same_name(tree, tmp_path):
+    with pytest.raises(ValueError, match=r"a\..* is the name of 2 leaves in a checkpoint"):
+        mpmd.save(tmp_path / "saved", tree)
+    assert not os.listdir(tmp_path)
+
+
+def test_what_would_become_other_numbers_is_refused(tmp_path):
+    mpmd.save(tmp_path / "saved", {"key": jax.random.key(3, impl="rbg"), "half": np.array([0.5])})
+    other = {"key": jax.random.key(0, impl="unsafe_rbg"), "half": np.array([0])}
+    said = r"(?s)half is float64\[1\] .* int64.*key is uint32\[4\] of keys of rbg in .* of keys of unsafe_rbg"
+    with pytest.raises(ValueError, match=said):
+        mpmd.restore(tmp_path / "saved", other)
+
+
+def test_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is no directory, so nothing can be saved below it"):
+        mpmd.save(tmp_path / "file/saved", {"a": 1})
+
+
 def test_a_structure_without_leaves_is_saved(tmp_path):
     mpmd.save(tmp_path / "saved", {"a": {}, "b": None})
     assert mpmd.restore(tmp_path / "saved", {"a": {}, "b": None}) == {"a": {}, "b": None}

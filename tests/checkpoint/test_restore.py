@@ -77,6 +77,17 @@ def test_a_number_of_python_of_another_kind_is_refused(on_four, tmp_path):
         on_four.restore(tmp_path / "plain")
 
 
+def test_a_number_of_python_that_does_not_fit_is_refused(on_four, tmp_path):
+    save_plain(tmp_path / "plain", initial_state() | {"count": 2**40})
+    with pytest.raises(mpmd.CheckpointError, match="number 1099511627776 does not fit into int32"):
+        on_four.restore(tmp_path / "plain")
+
+
+def test_a_mesh_of_fewer_groups_than_the_step_is_refused(on_four, saved):
+    with mesh_of(2) as mesh, pytest.raises(ValueError, match="on group 3 of its step, and the mesh has 2 gr"):
+        mpmd.restore(saved[0], on_four.argument_leaves(), mesh)
+
+
 def test_a_target_may_be_arrays_on_groups(on_four, saved):
     path, expected, _ = saved
     state, _ = on_four(initial_state(), tokens())
