@@ -93,7 +93,8 @@ def unread_microbatch(loop: Loop, step: CutStep) -> Iterator[str]:
         return
     of_operations = dependents(loop.eqns, loop.states)
     read = dependents([eqn for eqn in loop.eqns if of_operations.isdisjoint(eqn.outvars)], [loop.index])
-    sums = [result.value for result in loop.results if result.state is None]
+    values = [result.value for result in loop.results if result.state is None]
+    sums = [value for value in values if isinstance(value, Var)]
     # An operation computes with the index, too, but not with other numbers than integers.
     if any(jnp.issubdtype(aval_of(var).dtype, jnp.inexact) for var in read) or not read.isdisjoint(sums):
         return

@@ -106,6 +106,12 @@ class Mean:
         return state[0] + update, state[1] + 1
 
 
+def test_a_gradient_of_integers_is_no_result(mesh):
+    step = mpmd.jit(lambda i: {"grad": jax.grad(lambda i: 1.0 * i.sum(), allow_int=True)(i)}, mesh)
+    with pytest.raises(mpmd.CompileError, match=r"result\['grad'\]: a gradient of integers \(float0\)"):
+        step(jnp.arange(3))
+
+
 def test_an_operation_whose_state_is_no_array():
     with pytest.raises(TypeError, match=r"Mean.*\.state returned a tuple; the state of an operation is one"):
         mpmd.treduce(lambda x: jnp.sum(x), batch()[0], mpmd.GPipe(1), operation=Mean())

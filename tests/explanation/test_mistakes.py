@@ -60,6 +60,17 @@ def test_a_loop_over_the_whole_batch_is_a_warning():
     assert text.endswith("it reads a constant array (float32[4,4,4]), a constant array (float32[4,4,4])")
 
 
+def test_a_loop_of_a_constant_loss_has_no_warning():
+    def step(params):
+        def loss(params, x, y):
+            mpmd.mark_stage_end(x)
+            return 1.0
+
+        return mpmd.value_and_grad(loss, num_microbatches=4, schedule=mpmd.Std1F1B(2))(params, *batch())
+
+    assert not warned(step, weights(2))
+
+
 def test_the_warning_names_the_arguments_that_the_loop_reads():
     def step(state, batch):
         params = state["params"]

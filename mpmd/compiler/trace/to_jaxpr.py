@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 from mpmd.compiler.jaxprs.canonical import canonical
@@ -18,17 +19,19 @@ from mpmd.compiler.trace.ignore_marks import ignore_marks
 from mpmd.compiler.trace.over_submeshes import OverSubmeshes
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.compiler.trace.unequal_layers import unequal_layers
+from mpmd.errors import CompileError
 from mpmd.language.pieces import open_rows_p
 from mpmd.language.reduce import treduce_p
 from mpmd.util.tracers import check_untraced
-from mpmd.util.tree import argument_paths
+from mpmd.util.tree import argument_paths, named_leaves
 
 
 def to_jaxpr(request: CompileRequest) -> TracedStep:
     """Has JAX trace a step for its arguments, within the first group's submesh.
 
     Raises: ``CompileError`` for loops that cannot be pipelined, for marks in them where no stage can
-      end, and for scans over arrays of different sizes; whatever the step raises; and as ``check_untraced``.
+      end, for scans over arrays of different sizes, and for results without a value; whatever the
+      step raises; and as ``check_untraced``.
     """
     args, kwargs = request.args, dict(request.kwargs)
     try:
@@ -37,6 +40,7 @@ def to_jaxpr(request: CompileRequest) -> TracedStep:
         if (refused := unequal_layers(error, args, kwargs)) is None:
             raise
         raise refused from error
+    _check_results(out_shape)
     moving = OverSubmeshes(request.submeshes)
     jaxpr, constants = _canonical(closed, moving)
     check_untraced(("an array that the step closes over", constant) for constant in constants.values())
@@ -54,6 +58,15 @@ def to_jaxpr(request: CompileRequest) -> TracedStep:
         ignored_marks=ignored_marks,
         open_loops=open_loops,
     )
+
+
+def _check_results(out_shape: Any) -> None:
+    leaves = named_leaves("result", out_shape)
+    if of_integers := [path for path, leaf in leaves if leaf.dtype == jax.dtypes.float0]:
+        raise CompileError(
+            f"{', '.join(of_integers)}: a gradient of integers (float0), which has no value; return the "
+            "other gradients only"
+        )
 
 
 def _canonical(closed: ClosedJaxpr, moving: OverSubmeshes) -> tuple[Jaxpr, dict[Var, Any]]:
