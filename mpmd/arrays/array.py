@@ -242,7 +242,8 @@ class MpmdArray(jax.Array):
 
     @api_boundary
     def block_until_ready(self) -> MpmdArray:
-        """Waits until all groups of the array have computed its value."""
+        """Waits until all groups of the array have computed its value. Raises as ``handle``."""
+        assert self.handle is not None
         self.runtime.check_process()
         for mpmd_idx in self.mpmd_idxs:
             self._held.future.reply(mpmd_idx)
@@ -363,7 +364,7 @@ def to_host(tree: Any) -> Any:
 
 def _leaf_to_host(leaf: Any) -> Any:
     if not isinstance(leaf, MpmdArray):
-        return jax.device_get(leaf)
+        return jax.device_get(leaf) if isinstance(leaf, jax.Array) else leaf
     return leaf.value if is_key(leaf) else np.asarray(leaf)
 
 

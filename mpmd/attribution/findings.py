@@ -165,7 +165,8 @@ class _FindingWriter:
 
     def _driver(self) -> _Sentence:
         measured = self.attribution.measured
-        received = {group: measured.received[group] for group in self._groups if any(measured.tasks(group))}
+        running = [group for group in self._groups if any(measured.tasks(group))]
+        received = {group: measured.received[group] for group in running or self._groups}
         last = max(received, key=received.__getitem__)
         first, latest = time_text(min(received.values())), time_text(received[last])
         reply = measured.returned - measured.makespan

@@ -139,6 +139,13 @@ def test_what_jax_refuses_is_refused_with_jax_s_words(arrays):
             call(held)
 
 
+def test_a_deleted_array_cannot_be_waited_for(mesh):
+    array = mpmd.jit(lambda x: x + 1, mesh)(1.0)
+    array.delete()
+    with pytest.raises(RuntimeError, match="was donated to a step or deleted"):
+        jax.block_until_ready(array)
+
+
 def test_arguments_of_a_jitted_function_are_fetched_together(arrays, monkeypatch):
     """JAX asks for arrays of one type after the other; an array in parts is of another type."""
     held, _ = arrays

@@ -17,8 +17,12 @@ def test_a_tree_on_the_host(mesh):
     args = weights(2), jax.random.key(0)
     result = mpmd.jit(with_key, mesh)(*args)
     expected = jax.jit(with_key)(*args)
-    got = mpmd.to_host(result | {"here": jnp.arange(3), "count": 3, "name": "run", "nothing": None})
+    got = mpmd.to_host(
+        result
+        | {"here": jnp.arange(3), "count": 3, "name": "run", "nothing": None, "at": np.datetime64("2026")}
+    )
     assert (got["count"], got["name"], got["nothing"]) == (3, "run", None)
+    assert isinstance(got["at"], np.datetime64)
     assert isinstance(got["here"], np.ndarray)
     key = got.pop("key")
     assert isinstance(key, jax.Array) and key.dtype == result["key"].dtype
