@@ -108,6 +108,7 @@ def ratios_to_the_best(seeds, **sizes):
         pytest.param(range(400, 470), 30, 6, 8, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.timeout(900)
 def test_what_is_approximate_is_within_two_percent_nearly_always(seeds, least, layers, devices):
     ratios = ratios_to_the_best(seeds, most_layers=layers, most_devices=devices)
     assert len(ratios) >= least
