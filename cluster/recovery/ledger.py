@@ -105,6 +105,7 @@ class Ledger:
         self._takes_digests = policy.verify_every is not None
         self._futures: dict[tuple[Asked, int], Future] = {}
         self._writes: dict[Handle, _Writing] = {}  # that are not answered, by their copies
+        self._being_written: set[Handle] = set()  # the copies that a group was asked to write
         self._unanswered: set[tuple[Asked, int]] = set()  # that groups were asked in this attempt
         # By group, the first handle of the values that it may have, and why earlier ones are lost.
         self._lost_before: dict[int, tuple[Handle, RuntimeError]] = {}
@@ -312,19 +313,25 @@ class Ledger:
     def _ask_write(self, copy: Handle) -> None:
         """Has a group write a copy, if the user has asked for the write and the group has made the copy."""
         writing, copying = self._writes.get(copy), self.journal.find_copy(copy)
-        if writing is None or self.dead or (copying is not None and copying.waiting):
+        is_there = copying is None or not (copying.waiting or self.journal.is_suspended)
+        if writing is None or self.dead or not is_there or copy in self._being_written:
             return
+        self._being_written.add(copy)
         for written in self.groups.ask({writing.mpmd_idx: writing.request}).values():
             written.add_done_callback(functools.partial(self._note_written, self.journal.attempt, copy))
 
     def _note_written(self, attempt: int, copy: Handle, written: Future[list[int]]) -> None:
         with self.changed:
-            error = written.exception()
-            counts = error is None or (  # what is written stays written, whichever attempt has asked for it
-                attempt == self.journal.attempt and not isinstance(error, GroupDiedError)
-            )
-            if copy not in self._writes or (not counts and self.journal.find_copy(copy) is not None):
-                return  # in the second case the copy is made again, and then written
+            self._being_written.discard(copy)
+            error, is_current = written.exception(), attempt == self.journal.attempt
+            # What is written stays written, whichever attempt has asked for it.
+            counts = error is None or (is_current and not isinstance(error, GroupDiedError))
+            if copy not in self._writes:
+                return
+            if not counts and self.journal.find_copy(copy) is not None:
+                if not is_current:  # otherwise its group has died, and makes the copy again
+                    self._ask_write(copy)
+                return
             self._settle(self._writes.pop(copy).future, None if error else written.result(), error)
             self.drop_copies({copy})
 

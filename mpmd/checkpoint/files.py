@@ -65,7 +65,9 @@ def save_async(path: Path, tree: Any) -> Future[None]:
     with contextlib.ExitStack() as undo:
         above = integrity.existing(directory)
         undo.enter_context(reserved(directory))
-        checkpointer = undo.enter_context(orbax.AsyncCheckpointer(handler()))
+        # Before groups copy values: otherwise nobody frees the copies where storage refuses the directory.
+        made_first = orbax.options.AsyncOptions(create_directories_asynchronously=False)
+        checkpointer = undo.enter_context(orbax.AsyncCheckpointer(handler(), async_options=made_first))
         checkpointer.save(directory, args=orbax.args.PyTreeSave(tree))
         resources = undo.pop_all()
 

@@ -140,6 +140,12 @@ def test_a_full_disk(large, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["0", "1"]
 
 
+def test_groups_keep_no_copy_when_storage_refuses_the_directory(large, tmp_path):
+    with pytest.raises(OSError, match="File name too long"):
+        mpmd.save(tmp_path / ("saved" * 48), large)
+    assert not any(group.worker._copies for group in large.runtime._groups)
+
+
 def test_storage_that_the_driver_does_not_see(large, tmp_path, monkeypatch):
     """Groups on other nodes may write to disks of their own."""
     names = iter("abcdefgh")

@@ -100,13 +100,15 @@ class Peer:
         try:
             while True:
                 self._receive(Header.unpack(self._read_bytes(HEADER_BYTES)))
-        except (EOFError, OSError) as caught:
+        except (EOFError, OSError, MemoryError) as caught:
             error = caught
         finally:
             self._connection.end()
             self._writer.close()
             self._disconnected.set()
-            if isinstance(error, CorruptedError):
+            if isinstance(error, CorruptedError | MemoryError) or (
+                isinstance(error, OSError) and error.errno == errno.ENOMEM
+            ):
                 self._inbox.mark_unreadable(self._process, self._here, error)
             else:
                 self._inbox.mark_disconnected(self._process, _reason(error, self._writer.error))
@@ -176,8 +178,6 @@ def _reason(*errors: Exception | None) -> str:
     for error in errors:
         if isinstance(error, OSError) and error.errno in _UNREACHABLE:
             return f"the network has not reached it for {UNREACHABLE_SECONDS} s ({error})"
-        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-            return "there is no memory here for its message"
         if isinstance(error, ssl.SSLError):
             return f"what arrives from it cannot be decrypted ({error})"
     return "its process has closed its connections"

@@ -6,7 +6,7 @@ from cluster.recovery import Recovery
 from cluster.recovery.copies import CopiesLostError
 from cluster.recovery.journal import BEGINNING
 from mpmd.errors import GroupDiedError, StateLostError
-from mpmd.runtime.requests import CopyOut
+from mpmd.runtime.requests import CopyOut, Write
 from tests.support.membership_world import World, committed
 
 WRITTEN = [16]
@@ -59,6 +59,7 @@ def test_a_write_that_succeeds_after_all_groups_went_back_counts_whoever_asked_f
     assert world.told(writing) is None
     first.set_result([1])
     assert world.told(writing) == [1]
+    assert Write not in [type(request) for request, _ in world.groups[0].inbox], "it is written"
     world.settle_all()
     assert world.error is None
 

@@ -187,15 +187,15 @@ def test_an_idle_connection_keeps_no_array(pair):
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("error", "culprit", "reason"),
     [
-        (OSError(errno.ETIMEDOUT, "Connection timed out"), "network has not reached it for 60 s"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "no memory here for its message"),
-        (ConnectionResetError(errno.ECONNRESET, "reset"), "its process has closed its connections"),
+        (OSError(errno.ETIMEDOUT, "Connection timed out"), 0, "network has not reached it for 60 s"),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), 0, "its process has closed its connections"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, "group 1 cannot take a message of group 0"),
+        (MemoryError("too large"), 1, "group 1 cannot take a message of group 0"),
     ],
-    ids=lambda value: value.strerror if isinstance(value, OSError) else "",
 )
-def test_the_reason_for_a_lost_connection_is_told(pair, monkeypatch, error, reason):
+def test_the_reason_for_a_lost_connection_is_told(pair, monkeypatch, error, culprit, reason):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
 
     def fail(num_bytes):
@@ -203,8 +203,8 @@ def test_the_reason_for_a_lost_connection_is_told(pair, monkeypatch, error, reas
 
     pair.peer(1)._buffers.take = fail
     pair.send(0, np.ones(9))
-    with pytest.raises(StepAborted, match=f"group 0 is gone: .*{reason}"):
+    with pytest.raises(StepAborted, match=reason):
         pair.take(0)
     lost = pickle.loads(pickle.dumps(pair.ends[1].lost))
     assert isinstance(lost, PeerLostError)
-    assert (lost.process, reason in str(lost)) == (0, True)
+    assert (lost.process, reason in str(lost)) == (culprit, True)
