@@ -105,7 +105,7 @@ def launch(
     ``{"stage": 1, "fsdp": 2}``, and ``launch(groups=[{"data": 4}, {"data": 2, "model": 2}])`` two groups of
     different shapes. Uses the Ray that ``ray.init`` has connected to; without one, joins the cluster at
     ``address``, or at the environment's ``RAY_ADDRESS``, which is set in Ray jobs, or else starts Ray on this
-    machine and says so. Closing the mesh disconnects from, or stops, such a Ray.
+    machine and says so. Closing the last mesh that uses such a Ray disconnects from it, or stops it.
 
     Args:
       mesh_shape: axis names and sizes of the whole mesh.

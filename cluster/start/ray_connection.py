@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -14,15 +15,36 @@ from cluster.start.resources import live_nodes
 
 _REACHABLE_SECONDS = 10
 
+_users = set[object]()
+"""The callers of ``connect_to_ray`` that use a connection made by this module."""
+
 
 def connect_to_ray(address: str | None) -> Callable[[], None]:
-    """Connects with Ray unless this process is connected. Returns the function that undoes it.
+    """Connects with Ray unless this process is connected. Returns the function by which the caller leaves.
+
+    The last caller to leave ends the connection, if this module has made it.
 
     Raises: ``ConnectionError`` when there is no cluster at the address, ``RuntimeError`` when Ray is too old.
     """
     check_release()
-    if ray.is_initialized():
+    if not ray.is_initialized():
+        _connect(address)
+        _users.clear()  # somebody has shut down the Ray that they used
+    elif not _users:
         return lambda: None
+    user = object()
+    _users.add(user)
+    return functools.partial(_leave, user)
+
+
+def _leave(user: object) -> None:
+    if user in _users:
+        _users.remove(user)
+        if not _users:
+            ray.shutdown()
+
+
+def _connect(address: str | None) -> None:
     address = address or os.environ.get("RAY_ADDRESS")
     if address:
         _join_cluster(address)
@@ -36,7 +58,6 @@ def connect_to_ray(address: str | None) -> Callable[[], None]:
             f"mpmd.launch: not connected to a Ray cluster; started Ray on this machine, {cpus:g} CPUs",
             file=sys.stderr,
         )
-    return ray.shutdown
 
 
 def _join_cluster(address: str) -> None:

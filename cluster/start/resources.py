@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import sys
 import time
@@ -118,7 +119,8 @@ def remove_left_behind() -> None:
     for table in placement_group_table().values():
         owner = _actor_of(table["name"], job)
         if table["state"] != "REMOVED" and owner is not None and actor_is_dead(owner):
-            remove_placement_group(get_placement_group(table["name"]))
+            with contextlib.suppress(ValueError):  # another driver of the job has given it back meanwhile
+                remove_placement_group(get_placement_group(table["name"]))
 
 
 def _actor_of(name: str, job: str) -> str | None:

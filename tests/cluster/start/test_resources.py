@@ -1,6 +1,9 @@
 """Requests of groups from the cluster, and messages when it has too little."""
 
+from types import SimpleNamespace
+
 import pytest
+import ray
 
 from cluster.start import processes, resources
 from cluster.start.processes import bundles_of
@@ -85,6 +88,15 @@ def test_meshes_of_the_same_program_that_are_in_the_way_are_named(monkeypatch, a
     advice = resources.held_by_this_program([{"CPU": 1.0}] * asked, NODES, groups)
     assert bool(advice) == bool(holds)
     assert holds is None or f"not closed hold {holds}: close them first" in advice
+
+
+def test_two_drivers_may_give_back_what_a_dead_one_has_left_behind(monkeypatch):
+    table = {**HELD, "name": "mpmd 01 dead worker 0"}
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01"))
+    monkeypatch.setattr(resources, "placement_group_table", lambda: {0: table})
+    monkeypatch.setattr(resources, "actor_is_dead", lambda actor: True)
+    monkeypatch.setattr(resources, "get_placement_group", [].index)  # raises ValueError: the other was faster
+    resources.remove_left_behind()
 
 
 SMALL_CLUSTER = [{"Resources": {"CPU": 2.0, "memory": 2.0 * 2**30}}]
