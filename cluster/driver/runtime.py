@@ -31,7 +31,7 @@ from mpmd.program import Function, Program, check_exportable
 from mpmd.runtime.compiling import LoadReply
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.protocol import LoadedProgram, Runtime
-from mpmd.runtime.requests import Fetch, Released, Request, StepReply, StepRequest
+from mpmd.runtime.requests import Fetch, Release, Released, Request, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.util.stopwatch import Stopwatch
 
@@ -193,6 +193,10 @@ class RayRuntime(Runtime):
             try:
                 replies = self._calls.ask_step(sent)
             except RuntimeError as error:  # a group has died, or the mesh was closed
+                for number, unsent in sent.items():  # the queue no longer has what living groups are to drop
+                    if any(unsent.released):
+                        with contextlib.suppress(RuntimeError):
+                            self._calls.ask(number, Release(unsent.released))
                 return {mpmd_idx: failed(error) for mpmd_idx in requests}
         return {
             mpmd_idx: _joined([replies[number] for number in self._numbers[mpmd_idx]], request)

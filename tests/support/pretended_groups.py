@@ -38,6 +38,7 @@ class Calls:
         self.sent = []
         self.failed = []
         self.detached = None
+        self.dead = set()
 
     def ask(self, number, request):
         return self.call_ray(number, type(request).__name__, *vars(request).values())
@@ -45,10 +46,16 @@ class Calls:
     def call_ray(self, number, method, *arguments):
         if self.detached is not None:
             raise self.detached
+        self.check({number})
         self.made.append((number, method, arguments, Future()))
         return self.made[-1][-1]
 
+    def check(self, numbers):
+        for number in self.dead.intersection(numbers):
+            raise GroupDiedError(f"group {number} died", number)
+
     def ask_step(self, requests):
+        self.check(requests)
         futures = {number: Future() for number in requests}
         self.steps.append((next(iter(requests.values())).run, futures))
         self.sent.append({number: dict(request.host_arrays) for number, request in requests.items()})

@@ -13,7 +13,7 @@ from cluster.recovery.policy import check_recovery, left_out_groups
 from mpmd.errors import GroupDiedError, RecoveryError, StateLostError, TaskError
 from mpmd.ir.plan import Aval, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Send
 from mpmd.runtime.lost_values import LostValueError
-from mpmd.runtime.requests import StepReply, add_reply, reply_of
+from mpmd.runtime.requests import Released, StepReply, add_reply, reply_of
 from mpmd.runtime.survey import take_digests
 from tests.support.pretended_groups import (
     SOON,
@@ -92,6 +92,16 @@ def test_the_error_of_a_step_has_what_its_group_has_sent_until_then(driven):
         failed[2].result()
     with pytest.raises(GroupDiedError, match="group 0 died"):
         lost[2].result()
+
+
+def test_living_groups_of_a_step_that_is_not_sent_drop_values():
+    driven = runtime(left_out=(2, 3))
+    calls = driven.attempts[0]
+    calls.dead.add(2)
+    driven.free((2, 3), 41)
+    with pytest.raises(GroupDiedError):
+        driven.step(groups=(2, 3))[3].result(SOON)
+    assert calls.named("Release") == [(3, Released((41,)))]
 
 
 def test_a_group_that_is_left_out_has_its_values_when_those_of_the_others_are_lost(driven):
