@@ -110,5 +110,6 @@ def last_digits(a: np.ndarray, b: np.ndarray) -> int:
         bits = array.reshape(-1).view(integer).astype(np.int64)
         ordered.append(np.where(bits < 0, least - bits, bits))
     both = (np.isfinite(a) & np.isfinite(b)).reshape(-1)
-    x, y = (values[both].astype(np.float64) for values in ordered)
-    return int(np.abs(x - y).max()) if both.any() else 0
+    x, y = (values[both] for values in ordered)
+    # The distance of two doubles can be larger than the largest int64.
+    return int((np.maximum(x, y).view(np.uint64) - np.minimum(x, y).view(np.uint64)).max(initial=0))

@@ -16,6 +16,7 @@ import mpmd
 from mpmd.errors import NonFiniteError, TaskError
 from mpmd.replay import CapturedTask, load
 from mpmd.replay.report import replay, text
+from mpmd.replay.values import last_digits
 from mpmd.runtime.captures import Captures
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Capture
@@ -87,6 +88,10 @@ def test_values_of_each_kind_of_dtype(tmp_path, dtype):
     assert dtype in {str(array.dtype) for array in captured.results.values()}
     assert "bfloat16" in {str(array.dtype) for array in captured.inputs.values()}
     assert captured.differences(captured.run()) == []
+
+
+def test_last_digits_of_doubles_count_each_number_between():
+    assert last_digits(np.ones(1), np.nextafter(np.ones(1), 2)) == 1
 
 
 @pytest.fixture(scope="module")
