@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import mpmd
@@ -98,6 +99,22 @@ def test_devices_share_ragged_products(specs, moved):
     whole, divided = work_of(product, *shapes), work_of(product, *shapes, specs=specs, data=2)
     (products,), (all_products,) = divided.products.values(), whole.products.values()
     assert products.operations == all_products.operations / 2 and divided.all_reduces == moved
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_devices_share_the_function_of_a_shard_map(devices):
+    mesh, specs = AbstractMesh((devices,), ("data",), (AxisType.Auto,)), (P("data"), P())
+
+    def layer(x, w):
+        return x.T @ jnp.tanh(x @ w)
+
+    @jax.shard_map(mesh=mesh, in_specs=specs, out_specs=P())
+    def shared(x, w):
+        return jax.lax.psum(layer(x, w), "data")
+
+    funs = (lambda x, w: layer(x, w) @ w, lambda x, w: shared(x, w) @ w)
+    expected, found = (work_of(fun, (8, 8), (8, 8), specs=specs, data=devices) for fun in funs)
+    assert (found.products, found.all_reduces) == (expected.products, expected.all_reduces)
 
 
 def test_to_reshape_what_is_in_memory_takes_no_time():

@@ -44,7 +44,7 @@ _VIEW = frozenset(
 
 _MOVED = frozenset("concatenate copy copy_p gather pad select_n stack unstack".split())
 
-_RENAMED = frozenset("expand_dims kernel_boundary reshape sharding_constraint squeeze".split())
+_RENAMED = frozenset("expand_dims kernel_boundary pvary reshape sharding_constraint squeeze".split())
 
 _WINDOW = frozenset("dynamic_slice gather slice split".split())
 
@@ -53,7 +53,7 @@ _FUSED = (
     | _REDUCTION
     | _RANDOM
     | (_VIEW - _WINDOW)
-    | frozenset("kernel_boundary pad sharding_constraint".split())
+    | frozenset("kernel_boundary pad pvary sharding_constraint".split())
 )
 
 _CHEAP = ELEMENTWISE | _LAYOUT | _ORDER | _REDUCTION | _RANDOM

@@ -149,6 +149,9 @@ def _results(
             ((),) * (len(aval_of(var).shape) - len(aval_of(atom).shape)) + sharded(atom, in_body)
             for var, atom in zip(eqn.outvars, body.outvars, strict=True)
         ]
+    if eqn.primitive.name == "shard_map" and mesh.keys() >= {*eqn.params["mesh"].axis_names}:
+        pairs = zip(eqn.params["out_specs"], eqn.outvars, strict=True)
+        return [dimensions_of(spec, len(aval_of(var).shape)) for spec, var in pairs]
     results: list[list[Axes]] = [[()] * len(aval_of(var).shape) for var in eqn.outvars]
     for one in likely_dimensions(eqn):
         for i, d in one.outs.items():

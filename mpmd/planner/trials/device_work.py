@@ -35,6 +35,7 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
     follow_back,
     follow_inside,
     sharded,
+    without,
 )
 from mpmd.compiler.jaxprs.work import PRODUCTS, operations, product_kind
 from mpmd.ir.specs import axes_of
@@ -213,6 +214,7 @@ class _Equations:
         kernel = around.kernel
         axes = set().union(*(axes_of(sharded(var, self._known)) for var in eqn.outvars))
         summed, moved = crossing_axes(eqn, [sharded(atom, self._known) for atom in eqn.invars], axes)
+        summed &= self._mesh.keys()  # a shard_map may have other axes
         halves = self._moved_by_constraints(eqn, summed)
         moved |= halves
         computed_by = axes | summed
@@ -289,7 +291,8 @@ class _Equations:
 
     def _of_bodies(self, eqn: JaxprEqn, bodies: Sequence[Jaxpr], around: Around) -> DeviceWork:
         """The work of a loop, or of the larger branch. A loop of unknown length has one iteration."""
-        shardings = [sharded(atom, self._known) for atom in eqn.invars]
+        divided = eqn.params.get("newly_manual_axes", ())  # a shard_map's body has a device's values
+        shardings = [without(sharded(atom, self._known), divided) for atom in eqn.invars]
         if eqn.primitive is scan_p:
             return self._of_scan(eqn, shardings, around)
         works = []

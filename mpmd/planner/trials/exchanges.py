@@ -72,6 +72,8 @@ def crossing_axes(
     numbers: Any = eqn.params.get("dimension_numbers")
     if name == "gather":
         removed = [(0, axis) for d in numbers.start_index_map for axis in shardings[0][d]]
+    elif name.startswith("psum"):
+        removed = [(0, axis) for axis in eqn.params["axes"]]
     elif name == "scatter-add":
         removed = [(2, axis) for dimensions in shardings[2] for axis in dimensions if axis not in result_axes]
     else:
