@@ -84,3 +84,4 @@ def test_what_no_rule_promises_is_guessed_to_stay_in_place(name):
 def test_what_moves_is_not_guessed_to_stay_in_place():
     eqn = last_equation(lambda x, y: x @ y, (4, 4), (4, 4))
     assert all(one.promise == "exact" for one in likely_dimensions(eqn))
+    assert not likely_dimensions(last_equation(lambda x: x.reshape(2, 0), (0, 4)))

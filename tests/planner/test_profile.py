@@ -150,6 +150,19 @@ def _paths(profile, init):
     return [(leaves[i][0][-1].key, dim) for i, dim in profile.specs["model"].items() if i < len(leaves)]
 
 
+@pytest.mark.parametrize(
+    ("fun", "for_each_element"),
+    [
+        (jax.grad(lambda x: jax.lax.conv(x, jnp.ones((4, 4, 2, 2)), (2, 2), "VALID").sum()), 2 * 4),
+        (lambda x: (1j * x) @ (1j * x), 8 * 32),
+        (lambda x: jax.lax.cond(x.any(), lambda: x @ x, lambda: jnp.sin(jnp.cos(-abs(x)))), 2 * 32),
+    ],
+)
+def test_operations(fun, for_each_element):
+    profile = profile_of(fun, (x := jnp.ones((1, 4, 32, 32)),), {})
+    assert profile.layers[0].forward.operations == pytest.approx(for_each_element * x.size, rel=0.1)
+
+
 OF_PROGRAMS = [pytest.param(program, id=program.name, marks=pytest.mark.slow) for program in PROGRAMS]
 
 

@@ -15,6 +15,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from mpmd.compiler.jaxprs.equations import Atom, is_remat
 from mpmd.compiler.jaxprs.kernels import Around, KernelCall, kernel_around
 from mpmd.compiler.jaxprs.scans import Scan
+from mpmd.compiler.jaxprs.work import total_operations
 
 Value = int
 """The number of a value; ``FlatEquations.avals`` has its shape and dtype."""
@@ -111,9 +112,10 @@ class FlatEquations:
                 body, constants = eqn.params["body_jaxpr"].jaxpr, eqn.params["body_nconsts"]
                 carry = slice(constants, len(body.invars))
                 self._loop(body, eqn, reads[eqn.params["cond_nconsts"] :], carry, scope)
-            elif name == "cond":  # the branch with the most equations stands for all
+            elif name == "cond":  # the branch with the most operations stands for all
                 branches = (branch.jaxpr for branch in eqn.params["branches"])
-                self._inner(max(branches, key=lambda branch: len(branch.eqns)), eqn, reads[1:], scope)
+                most = max(branches, key=lambda branch: total_operations(branch.eqns))
+                self._inner(most, eqn, reads[1:], scope)
             else:
                 makes = tuple(self._number(var, scope.numbers) for var in eqn.outvars)
                 scope.operations.append(Operation(eqn, reads, makes, scope.times, around.kernel))

@@ -223,6 +223,8 @@ def reshaped(eqn: JaxprEqn) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     are merged or split. Dimensions of one element at the end may be missing.
     """
     old, new = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    if 0 in old:
+        return
     i = j = 0
     while i < len(old) and j < len(new):
         first, target, before, after = i, j, old[i], new[j]

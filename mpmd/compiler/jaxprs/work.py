@@ -66,13 +66,20 @@ def operations(eqn: JaxprEqn) -> int:
     num_elements = sum(map(size, eqn.outvars))
     if eqn.primitive.name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        return 2 * num_elements * math.prod(aval_of(eqn.invars[0]).shape[axis] for axis in contracted)
+        terms = num_elements * math.prod(aval_of(eqn.invars[0]).shape[axis] for axis in contracted)
+        return _of_multiply_add(eqn) * terms
     if eqn.primitive.name == "ragged_dot_general":
         return _ragged_operations(eqn)
     if eqn.primitive.name == "conv_general_dilated":
         kernel = aval_of(eqn.invars[1]).shape
-        return 2 * num_elements * math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+        terms = num_elements * math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+        dilation = math.prod(eqn.params["lhs_dilation"])  # inserts zeros, which devices skip
+        return _of_multiply_add(eqn) * terms // dilation
     return num_elements
+
+
+def _of_multiply_add(eqn: JaxprEqn) -> int:
+    return 8 if aval_of(eqn.outvars[0]).dtype.kind == "c" else 2
 
 
 def _ragged_operations(eqn: JaxprEqn) -> int:
