@@ -21,6 +21,7 @@ from tests.support.planned_steps import (
     arguments,
     batch,
     layer_of,
+    loss_of,
     marked_step,
     open_step,
     params_of,
@@ -243,6 +244,15 @@ def test_groups_of_several_nodes_have_several_processes():
     args, fixes = arguments(num_layers=2), {"num_microbatches": 1, "remat": False, "fsdp": False}
     choice = mpmd.plan(open_step, *args, cluster=cluster, groups=1, submesh={"data": 4}, **fixes)
     assert choice.launch["processes_per_group"] == [2]
+
+
+def test_a_custom_schedule_says_the_number_of_microbatches():
+    schedule = mpmd.CustomSchedule(mpmd.Std1F1B(2).tasks(4))
+    step, args = mpmd.value_and_grad(loss_of, schedule=schedule), (params_of(2), *batch())
+    planned = functools.partial(mpmd.plan, step, *args, cluster=CLUSTER, schedule=schedule, simulate=1)
+    assert planned().candidate.num_microbatches == 4
+    with pytest.raises(ValueError, match="has 4 microbatches, and microbatches were fixed to 8"):
+        planned(num_microbatches=8)
 
 
 def test_what_a_plan_guesses_is_in_the_table():

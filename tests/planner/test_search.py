@@ -8,8 +8,9 @@ import pytest
 from mpmd.language.remat import Remat
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.reasons import complexity, may_be_as_fast, ranked
+from mpmd.planner.search.exhaustive import is_small
 from mpmd.planner.search.search import evaluated_rows, search, search_space
-from mpmd.schedules import Std1F1B
+from mpmd.schedules import ForwardOnly, Std1F1B
 from tests.support.profiles import a100s, gpt, layer, profile
 
 SMALL = gpt(num_layers=6, width=1024, heads=16, vocabulary=32768, rows=32)
@@ -96,6 +97,21 @@ def test_without_backwards_there_are_forwards_alone():
     best = search(made, NODE, Constraints(groups=2))[0]
     assert best.candidate.schedule.name == "ForwardOnly"
     assert best.prediction.memory.residuals == best.prediction.memory.gradients == 0
+    made = profile((layer("", 1e9),) * 15, rows=32, has_backward=False)
+    assert search(made, a100s(nodes=2), Constraints(schedule=ForwardOnly(15, 11)))
+
+
+def test_groups_that_no_candidate_has_are_not_counted():
+    fixed = Constraints(schedule="Std1F1B", num_stages=8, num_microbatches=32)
+    assert not is_small(search_space(SMALL, a100s(nodes=8), fixed))
+
+
+def test_groups_have_equally_many_devices_on_each_node():
+    made, cluster = profile((layer("", 1e9),), rows=15), a100s(nodes=2)
+    (divided,) = (row for row in search(made, cluster) if row.label == "data parallel")
+    assert divided.candidate.submeshes[0]["data"] == 5
+    with pytest.raises(ValueError, match="15 devices of a group do not divide over its nodes"):
+        search(made, cluster, Constraints(submesh={"data": 15}))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +162,7 @@ def test_what_fits_nowhere_is_told_what_would_fit():
 
 
 def test_a_fix_that_keeps_a_step_from_fitting_is_named():
-    cluster = dataclasses.replace(NODE, memory=3e9)
+    cluster = dataclasses.replace(NODE, devices_per_node=256, memory=3e9)
     with pytest.raises(ValueError, match="another groups than 1"):
         search(SMALL, cluster, Constraints(groups=1, submesh={}))
 

@@ -20,7 +20,7 @@ from mpmd.compiler.steps import Loop
 from mpmd.compiler.trace import trace
 from mpmd.language.decisions import Decisions, decided, planning
 from mpmd.language.reduce import treduce_p
-from mpmd.schedules import ForwardOnly, GPipe, Schedule
+from mpmd.schedules import CustomSchedule, ForwardOnly, GPipe, Schedule
 
 _ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.Auto,) * 3)
 """The mesh within which steps are traced, so that their specs may name the axes of any candidate."""
@@ -78,5 +78,7 @@ def _in_layers(written: Schedule | None, num_layers: int, num_microbatches: int)
 
 
 def _has_backwards(schedule: Schedule, num_microbatches: int) -> bool:
+    if isinstance(schedule, CustomSchedule):
+        num_microbatches = schedule.num_microbatches
     cells = itertools.chain.from_iterable(schedule.tasks(num_microbatches))
     return any(task.kind != "fwd" for cell in cells for task in cell.tasks)

@@ -32,7 +32,9 @@ def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Row | None:
     evaluations = []
     for number, pool in itertools.product(space.numbers_of_microbatches, space.model.cluster.pool_names):
         largest = space.profile.rows // number if kind == "data" else space.largest(kind) if kind else 1
-        size = divisors(largest, space.devices[pool])[-1]
+        of_node = space.model.cluster.pool(pool).devices_per_node
+        sizes = divisors(largest, space.devices[pool])
+        size = [size for size in sizes if size % -(-size // of_node) == 0][-1]
         if size == 1 and kind is not None:
             continue
         submesh = Submesh.of({kind: size} if kind else {}, pool)

@@ -71,11 +71,10 @@ def _uncut(space: SearchSpace) -> Iterator[Candidate]:
     constraints, num_layers = space.constraints, len(space.profile.layers)
     most, most_microbatches = min(num_layers, space.num_devices), space.numbers_of_microbatches[-1]
     for groups in [constraints.groups] if constraints.groups else range(1, most + 1):
-        schedules = [*_schedules(space, groups)]
         is_fixed = constraints.submesh is not None
         free = [space.submeshes] * groups
-        for submeshes in space.fixed_submeshes(groups) if is_fixed else space.in_pools(free):
-            for schedule in schedules:
+        for schedule in _schedules(space, groups):
+            for submeshes in space.fixed_submeshes(groups) if is_fixed else space.in_pools(free):
                 yield from space.variants(
                     Candidate((), submeshes, schedule, most_microbatches, (Remat.NONE,), fsdp=False)
                 )

@@ -48,6 +48,7 @@ class Forms:
         shape = (len(families), len(groups))
         p = np.broadcast_to(groups, shape)
         v = np.broadcast_to(np.array([number for _, number in families])[:, None], shape)
+        stages = np.rint(p * v)  # 15 / 11 * 11 is not 15
         m = np.full(shape, num_microbatches)
         fills, in_flight, tasks = np.empty(shape), np.empty(shape), np.empty(shape)
         slices = np.array([[_slices(space, name)] for name, _ in families])
@@ -56,16 +57,16 @@ class Forms:
             fills[row] = form.fill(p[row], v[row], m[row])
             in_flight[row] = form.in_flight(p[row], v[row], m[row])
             tasks[row] = slices[row, 0] * number * (1 + space.profile.has_backward * (1 + form.split))
-        possible = _possible(space, families, p, v)
+        possible = _possible(space, families, p, stages)
         return Forms(
             families,
             slices,
             work=np.where(possible, (m + fills) / p, math.inf),
             tasks=tasks,
-            hops=2 * (v * p - 1) * (p > 1),
+            hops=2 * (stages - 1) * (p > 1),
             in_flight=in_flight / p,
             **{
-                name: 1 + (values[np.minimum(p * v, num_layers).astype(int) - 1] - 1) / v
+                name: 1 + (values[np.minimum(stages, num_layers).astype(int) - 1] - 1) / v
                 for name, values in space.unevenness.items()
             },
         )
@@ -81,11 +82,11 @@ def _slices(space: SearchSpace, family: str) -> int:
     return space.profile.slices if family in SLICED else 1
 
 
-def _possible(space: SearchSpace, families: list[tuple[str, float]], p: Array, v: Array) -> Array:
+def _possible(space: SearchSpace, families: list[tuple[str, float]], p: Array, stages: Array) -> Array:
     constraints, num_layers = space.constraints, len(space.profile.layers)
-    possible = p * v <= num_layers
+    possible = stages <= num_layers
     if constraints.num_stages is not None:
-        possible &= p * v == constraints.num_stages
+        possible &= stages == constraints.num_stages
     if constraints.groups is not None:
         possible &= p == constraints.groups
     alone = np.array([[space.stands_alone(name, number)] for name, number in families])

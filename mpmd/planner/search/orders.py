@@ -10,7 +10,7 @@ from mpmd.ir.slices import SliceNumbers
 from mpmd.ir.tasks import Cell, TaskKind
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.timed_order import TimedOrder
-from mpmd.schedules import Schedule, TaskLists
+from mpmd.schedules import CustomSchedule, Schedule, TaskLists
 
 _CHANGES = {"fwd": 1, "bwd": -1, "bwdA": 0, "bwdW": -1}
 
@@ -101,7 +101,8 @@ def simulated_numbers(schedule: Schedule, num_microbatches: int) -> tuple[int, .
     groups = schedule.mpmd_dim
     first = 2 * groups + min(1, num_microbatches % groups)
     num_tasks = 2 * schedule.num_stages * schedule.slices * num_microbatches
-    if num_tasks <= MOST_TASKS or first + groups >= num_microbatches:
+    is_short = num_tasks <= MOST_TASKS or first + groups >= num_microbatches
+    if is_short or isinstance(schedule, CustomSchedule):
         return (num_microbatches,)
     return first, first + groups
 

@@ -20,8 +20,9 @@ from mpmd.planner.search.families import build
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import Submesh
-from mpmd.schedules import Schedule, Seq1F1B
+from mpmd.schedules import CustomSchedule, Schedule, Seq1F1B
 from mpmd.util.tables import first_few, human_bytes
+from mpmd.validation import MOST_DEVICES
 
 
 def combined(constraints: Constraints, profile: LayerProfile) -> Constraints:
@@ -39,8 +40,14 @@ def combined(constraints: Constraints, profile: LayerProfile) -> Constraints:
         layers_per_stage=layers,
         num_stages=constraints.num_stages or stages,
         groups=constraints.groups or (schedule.mpmd_dim if schedule else submeshes),
-        num_microbatches=constraints.num_microbatches or profile.num_microbatches,
+        num_microbatches=(
+            constraints.num_microbatches or profile.num_microbatches or _num_microbatches(schedule)
+        ),
     )
+
+
+def _num_microbatches(schedule: Schedule | None) -> int | None:
+    return schedule.num_microbatches if isinstance(schedule, CustomSchedule) else None
 
 
 def contradictions(constraints: Constraints, profile: LayerProfile, cluster: AnyCluster) -> Iterator[str]:
@@ -125,8 +132,9 @@ def _of_schedule(constraints: Constraints, profile: LayerProfile, devices: int) 
     for what, size, fixed in (
         ("stages", schedule.num_stages, constraints.num_stages),
         ("groups", schedule.mpmd_dim, constraints.groups),
+        ("microbatches", _num_microbatches(schedule), constraints.num_microbatches),
     ):
-        if fixed not in (None, size):
+        if None not in (fixed, size) and fixed != size:
             yield f"{schedule} has {size} {what}, and {what} were fixed to {fixed}"
 
 
@@ -169,8 +177,12 @@ def _of_submeshes(constraints: Constraints, profile: LayerProfile, cluster: AnyC
     else:
         each = (submesh,) * groups
         which = f"{groups} groups of {submesh}" if groups > 1 else f"a group of {submesh}"
-    if (size := sum(math.prod(of_group.values()) for of_group in each)) > devices:
-        yield f"{which} would have {size} devices; the cluster has {devices}"
+    sizes = [math.prod(of_group.values()) for of_group in each]
+    if sum(sizes) > devices:
+        yield f"{which} would have {sum(sizes)} devices; the cluster has {devices}"
+    elif uneven := [n for n in sizes if all(n % -(-n // pool.devices_per_node) for pool in cluster.pools)]:
+        nodes = " or ".join(map(_nodes_text, cluster.pools))
+        yield f"the {uneven[0]} devices of a group do not divide over its nodes; the cluster has {nodes}"
     if constraints.fsdp and all(of_group.get("data", 1) == 1 for of_group in each):
         yield f"fsdp=True divides weights over data, along which submesh={submesh} has one device"
     rows = profile.rows // (constraints.num_microbatches or 1)
@@ -237,27 +249,26 @@ def infeasible(space: SearchSpace) -> str:
 
 def _nearest(space: SearchSpace) -> Iterator[str]:
     """Changes of one constraint, or of the number of nodes, with which a candidate fits."""
-    constraints, are_stages = space.constraints, space.profile.are_stages
-    has_layers = constraints.layers_per_stage is not None
-    fixed = {"layers_per_stage"} if are_stages else set[str]()
-    fixed |= {"num_stages"} if are_stages or has_layers else set()  # layers say the number of stages
-    fixed |= {"num_microbatches"} if space.profile.num_microbatches else set()
+    constraints = space.constraints
     for field in dataclasses.fields(Constraints):
         value = getattr(constraints, field.name)
-        if value is None or field.name in fixed:
+        if value is None:
             continue
         changes = {field.name: None}
-        if not are_stages and field.name in ("layers_per_stage", *["schedule"] * (not has_layers)):
+        if field.name in ("layers_per_stage", "schedule"):
             changes["num_stages"] = None  # they can hardly change while the number of stages stays
-        if _first_that_fits(SearchSpace(space.model, dataclasses.replace(constraints, **changes))):
+        changed = combined(dataclasses.replace(constraints, **changes), space.profile)
+        if changed != constraints and _first_that_fits(SearchSpace(space.model, changed)):
             yield f"another {field.name} than {value}"
-    larger = space.model.cluster.with_nodes(2)
-    while sum(pool.nodes for pool in larger.pools) <= MOST_NODES:
+    larger = space.model.cluster
+    while (
+        sum(pool.nodes for pool in larger.pools) <= MOST_NODES / 2 and larger.num_devices <= MOST_DEVICES / 2
+    ):
+        larger = larger.with_nodes(2)
         if fitting := _first_that_fits(SearchSpace(CostModel(space.profile, larger), constraints)):
             nodes = " and ".join(map(_nodes_text, larger.pools))
             yield f"{nodes} ({candidate_text(fitting.candidate)})"
             return
-        larger = larger.with_nodes(2)
 
 
 def _nodes_text(pool: Hardware) -> str:

@@ -81,7 +81,8 @@ class SearchSpace:
             for pool in pools
             for model, sequence, data in itertools.product(*sizes)
         ]
-        return [submesh for submesh in submeshes if self._takes_devices(submesh)]
+        least = self.numbers_of_microbatches[0]
+        return [one for one in submeshes if self._takes_devices(one) and self.divides((one,), least)]
 
     @functools.cached_property
     def _fixed_submeshes(self) -> tuple[Submesh, ...]:
