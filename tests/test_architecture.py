@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "mpmd.planner.choice_table mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.curves "
     "mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.pools "
     "mpmd.planner.reasons mpmd.planner.shared_cores mpmd.planner.submesh "
-    "mpmd.schedules mpmd.simulate mpmd.util",
+    "mpmd.schedules mpmd.simulate mpmd.util mpmd.validation",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compiler.find_layers mpmd.compiler.jaxprs "
     "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.language mpmd.memory mpmd.meshes "
     "mpmd.planner.all_reduces mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.curves "

@@ -101,9 +101,8 @@ def test_devices_share_ragged_products(specs, moved):
     assert products.operations == all_products.operations / 2 and divided.all_reduces == moved
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-def test_devices_share_the_function_of_a_shard_map(devices):
-    mesh, specs = AbstractMesh((devices,), ("data",), (AxisType.Auto,)), (P("data"), P())
+def test_devices_share_the_function_of_a_shard_map():
+    mesh, specs = AbstractMesh((4,), ("data",), (AxisType.Auto,)), (P("data"), P())
 
     def layer(x, w):
         return x.T @ jnp.tanh(x @ w)
@@ -113,7 +112,7 @@ def test_devices_share_the_function_of_a_shard_map(devices):
         return jax.lax.psum(layer(x, w), "data")
 
     funs = (lambda x, w: layer(x, w) @ w, lambda x, w: shared(x, w) @ w)
-    expected, found = (work_of(fun, (8, 8), (8, 8), specs=specs, data=devices) for fun in funs)
+    expected, found = (work_of(fun, (8, 8), (8, 8), specs=specs, data=4) for fun in funs)
     assert (found.products, found.all_reduces) == (expected.products, expected.all_reduces)
 
 
