@@ -84,20 +84,19 @@ def train(args: argparse.Namespace, mesh, batches: Batches) -> None:
     step = step.compile(jax.eval_shape(init_state, key), tokens, tokens)
     beginning = batches.state
     check_step(step, key, next(batches))
-    with open_checkpoints(args.directory) as manager:
-        while True:
-            resumed_at = manager.latest_step()
-            if resumed_at is None:
-                state, batches.state = step.init(init_state, key), beginning
-            else:
-                state, batches.state = restore(manager, resumed_at, step, mesh)
-                print(f"resumed after step {resumed_at}", flush=True)
-            try:
+    while True:
+        try:
+            with open_checkpoints(args.directory) as manager:  # a new one forgets the save that was lost
+                resumed_at = manager.latest_step()
+                if resumed_at is None:
+                    state, batches.state = step.init(init_state, key), beginning
+                else:
+                    state, batches.state = restore(manager, resumed_at, step, mesh)
+                    print(f"resumed after step {resumed_at}", flush=True)
                 run_steps(args, mesh, step, state, batches, manager, resumed_at)
-                manager.wait_until_finished()
-                break
-            except mpmd.StateLostError as lost:  # new processes and the step are there, but no values
-                print(f"the state is lost: {lost}", flush=True)
+            break
+        except mpmd.StateLostError as lost:  # new processes and the step are there, but no values
+            print(f"the state is lost: {lost}", flush=True)
     print(f"step {args.steps} of {args.steps} is done; {args.directory} has its checkpoint")
 
 
