@@ -13,7 +13,10 @@ from tests.support.random_programs.description import Program, Stage
 from tests.support.random_programs.draw import programs, programs_of_two_loops
 from tests.support.random_programs.outside import arguments_of, axes_of, options_of, step_of
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
+pytestmark = [
+    pytest.mark.usefixtures("quick_compiles"),
+    pytest.mark.filterwarnings("ignore:the loop at:mpmd.PerformanceWarning"),
+]
 
 
 def check(program):
