@@ -105,7 +105,7 @@ class Ledger:
         self._takes_digests = policy.verify_every is not None
         self._futures: dict[tuple[Asked, int], Future] = {}
         self._writes: dict[Handle, _Writing] = {}  # that are not answered, by their copies
-        self._being_written: set[Handle] = set()  # the copies that a group was asked to write
+        self._being_written: set[Handle] = set()  # the copies of writes that a group has not answered
         self._unanswered: set[tuple[Asked, int]] = set()  # that groups were asked in this attempt
         # By group, the first handle of the values that it may have, and why earlier ones are lost.
         self._lost_before: dict[int, tuple[Handle, RuntimeError]] = {}
@@ -311,7 +311,7 @@ class Ledger:
         return writing.future
 
     def _ask_write(self, copy: Handle) -> None:
-        """Has a group write a copy, if the user has asked for the write and the group has made the copy."""
+        """Has a group write a copy that the user wants written, that it has made, and is not writing."""
         writing, copying = self._writes.get(copy), self.journal.find_copy(copy)
         is_there = copying is None or not (copying.waiting or self.journal.is_suspended)
         if writing is None or self.dead or not is_there or copy in self._being_written:
