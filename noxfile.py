@@ -64,8 +64,8 @@ RAY_TESTS = [
 
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = [
+    "ray",  # first: its tests wait for processes, so they show soonest what a machine is too slow for
     *(f"tests(python={python!r}, jax={jax!r})" for python, jax in [*WHOLE, *BETWEEN]),
-    "ray",
 ]
 
 
