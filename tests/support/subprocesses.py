@@ -7,7 +7,6 @@ import textwrap
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a program, with more variables."""
     of_tests = ("RAY_ADDRESS", "JAX_NUM_CPU_DEVICES")
     return {name: value for name, value in os.environ.items() if name not in of_tests} | more
 
@@ -27,5 +26,5 @@ def run_python(*arguments: str, seconds: float, **variables: str) -> tuple[str, 
 
 
 def run_code(code: str, seconds: float = 120, **variables: str) -> tuple[str, str]:
-    """The same for a program that is a text within a test."""
+    """Runs a program that is a text within a test."""
     return run_python("-c", textwrap.dedent(code), seconds=seconds, **variables)
